@@ -8,13 +8,14 @@
 
 #include "ops/block_formats.h"
 #include "ops/dispatch.h"
+#include "ops/thread_pool.h"
 
 namespace cospec {
 
 namespace {
 
 constexpr size_t LINE = 64, HUGE_PAGE = 2 << 20;
-constexpr long PANEL = 64;
+constexpr long PANEL = 64, TILE = 64;  // outputs, inputs
 
 // Large weights use huge pages, because every forward touches each page once.
 void* allocate(size_t bytes) {
@@ -35,21 +36,26 @@ uint16_t flush_subnormal(uint16_t bf16) {
     return bf16 & 0x7f80 ? bf16 : bf16 & 0x8000;
 }  // products take subnormal numbers for 0
 
-// `inputs_per_word` inputs of an output share a word.
+// `inputs_per_word` inputs of an output share a word. Threads take panels; a tile of inputs stays in the first cache.
 template <class T> void pack(const Linear& l, const T* from, long inputs_per_word) {
-    T* to = (T*)l.weight;
     const long padded_outputs = round_up(l.outputs, 32), inputs = round_up(l.inputs, inputs_per_word);
-    for (long panel = 0; panel < padded_outputs; panel += PANEL) {
-        const long width = padded_outputs - panel < PANEL ? padded_outputs - panel : PANEL;
-        T* p = to + panel * inputs;
+    const long panels = round_up(padded_outputs, PANEL) / PANEL;
+    auto pack_tile = [&](long panel, long first_input) {
+        const long first = panel * PANEL, left = padded_outputs - first, width = left < PANEL ? left : PANEL;
+        const long last_input = first_input + TILE < inputs ? first_input + TILE : inputs;
+        T* p = (T*)l.weight + first * inputs;
         for (long j = 0; j < width; j++) {
-            const bool inside = panel + j < l.outputs;
-            const T* row = from + (panel + j) * l.inputs;
-            for (long k = 0; k < inputs; k++)
+            const bool inside = first + j < l.outputs;
+            const T* row = from + (first + j) * l.inputs;
+            for (long k = first_input; k < last_input; k++)
                 p[(k / inputs_per_word * width + j) * inputs_per_word + k % inputs_per_word] =
                     inside && k < l.inputs ? flush_subnormal(row[k]) : T(0);
         }
-    }
+    };
+    in_parallel(l.outputs * l.inputs < 65536 ? 1 : num_threads(), [&](const Team& team) {
+        for (long panel = team.begin(panels); panel < team.end(panels); panel++)
+            for (long k = 0; k < inputs; k += TILE) pack_tile(panel, k);
+    });
 }
 
 float* padded_copy(const float* from, long n) {

@@ -79,6 +79,23 @@ def test_formats_mean_the_same_weights_everywhere(backend: str, weights: str) ->
     torch.testing.assert_close(found(ids), wanted(ids), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_threads_pack_every_weight(weights: str, count: int) -> None:
+    need("native")
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randint(-127, 128, (333, 301), generator=generator).float()
+    weight[:, 0] = 127  # scales of int8 are 1
+    x = torch.randint(-3, 4, (2, 301), generator=generator).float()
+    before = operators.threads()
+    operators.set_threads(count)
+    try:
+        packed = operators.PackedLinear(WEIGHT_FORMATS.load(weights)().read(weight), None)
+        assert torch.equal(packed(x), x @ weight.T)  # sums of small integers are exact
+    finally:
+        operators.set_threads(before)
+
+
 def test_tied_output_layer_is_shared_where_it_can_be() -> None:
     model = Tiny()
     replace_linears(model, "torch", Fp32())
