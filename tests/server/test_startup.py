@@ -72,6 +72,6 @@ def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
     assert end(process) == 0
     os.close(reader)
     text = said.decode()
-    assert "100%" in text and "loading weights " in text
+    assert "100%" in text and "loading weights " in text and "packing weights " in text
     assert f"kernels: native, {library.isa()}" in text
     assert "speculation: off" in text

@@ -6,9 +6,9 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 
 @contextmanager
@@ -29,6 +29,7 @@ def hf_logging_off() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+Item = TypeVar("Item")
 LINE_SECONDS = 5.0  # between two log lines
 
 _log = logging.getLogger(__name__)
@@ -68,20 +69,29 @@ def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     items = args[0] if args else kwargs.get("iterable")
     if not isinstance(items, Iterable) or not isinstance(items, Sized):
         return factory(*args, **kwargs)
-    return _bar(items) if sys.stderr.isatty() else _lines(items)
+    return _shown(items, "loading weights", "tensors")
 
 
-def _bar(items: Any) -> Iterator[Any]:
+def packing_progress(layers: Sequence[Item]) -> Iterator[Item]:
+    """Yield the layers, and report the progress if the log shows INFO."""
+    return _shown(layers, "packing weights", "layers") if _log.isEnabledFor(logging.INFO) else iter(layers)
+
+
+def _shown(items: Any, what: str, unit: str) -> Iterator[Any]:
+    return _bar(items, what) if sys.stderr.isatty() else _lines(items, what, unit)
+
+
+def _bar(items: Any, what: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import track
 
-    return iter(track(items, "loading weights", console=Console(stderr=True), transient=True))
+    return iter(track(items, what, console=Console(stderr=True), transient=True))
 
 
-def _lines(items: Any) -> Iterator[Any]:
+def _lines(items: Any, what: str, unit: str) -> Iterator[Any]:
     total, last = len(items), time.monotonic()
     for count, item in enumerate(items):
         if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            _log.info("loading weights: %d of %d tensors, %.0f%%", count, total, 100 * count / total)
+            _log.info("%s: %d of %d %s, %.0f%%", what, count, total, unit, 100 * count / total)
         yield item

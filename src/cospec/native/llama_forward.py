@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.models.hf_logging import packing_progress
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama_weights import LayerWeights, LlamaWeights
@@ -25,6 +26,7 @@ from cospec.native.structs import packer
 
 _CONFIG, _INPUT_BATCH, _ROLLOUT = packer(structs.LlamaConfig), packer(structs.InputBatch), packer(structs.Rollout)
 _BATCH, _CACHE = packer(structs.BatchView), packer(structs.KVCacheView)
+TABLE_ROWS = 1024  # compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class NativeLlama:
     def __init__(self, weights: LlamaWeights) -> None:
         self._kept: list[Any] = []  # the library points to these
         self._vocab_size, self._hidden = weights.embedding.shape
-        layers = np.array([self._layer(layer) for layer in weights.layers], structs.LlamaLayer)
+        layers = np.array([self._layer(layer) for layer in packing_progress(weights.layers)], structs.LlamaLayer)
         table, kind = _table(weights)
         factors, first = weights.factors, weights.layers[0]
         config = _CONFIG.pack(
@@ -207,11 +209,19 @@ def _table(weights: LlamaWeights) -> tuple[Tensor, str]:
     """Return the embedding table and the name of its kernel: file blocks, or bfloat16 where no value changes."""
     if weights.table is not None:
         return weights.table.parts[0], weights.table.format.kernel
-    table = weights.embedding.float()
+    table = weights.embedding
+    if table.dtype is torch.bfloat16:  # often mapped from the file, so that no copy is in memory
+        return table, "bf16"
     half = table.bfloat16()
-    if weights.format.table_dtype is torch.bfloat16 or torch.equal(half.float(), table):  # half the size at no loss
+    if weights.format.table_dtype is torch.bfloat16 or _same_values(half, table):  # half the size at no loss
         return half, "bf16"
-    return table, "fp32"
+    return table.float(), "fp32"
+
+
+def _same_values(half: Tensor, table: Tensor) -> bool:
+    """Whether two tables have the same values; few rows at a time become float32."""
+    parts = zip(half.split(TABLE_ROWS), table.split(TABLE_ROWS), strict=True)
+    return all(torch.equal(one.float(), other.float()) for one, other in parts)
 
 
 def _interleave(gate_and_up: Sequence[Tensor]) -> Tensor:
