@@ -98,10 +98,10 @@ class Relay:
             left = held[0][0] - time.monotonic() if held else 0.05
             for descriptor, _ in poll.poll(max(0.0, left) * 1000 if left > 0.001 else 0):
                 for packet in _packets(descriptor):
-                    device = self._by_address.get(packet[16:20])  # the destination of an IPv4 packet
-                    if device is not None:
+                    found = self._by_address.get(packet[16:20])  # the destination of an IPv4 packet
+                    if found is not None:
                         number += 1
-                        heapq.heappush(held, (time.monotonic() + self._delay, number, device, packet))
+                        heapq.heappush(held, (time.monotonic() + self._delay, number, found, packet))
 
 
 def _packets(descriptor: int) -> list[bytes]:
