@@ -7,7 +7,7 @@ measures accuracy on four tasks; models of this size answer almost no task, so t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,35 +15,39 @@ import torch
 
 from benchmarks.common import DOMAINS, ROOT, write
 from cospec import LLM
+from cospec.core.interfaces import Model
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.calibration import read_answers
 from cospec.models.loading import load_model
 
-MODELS = {"small": ("zoo", "zoo:drafter"), "equal": ("zoo", "zoo:target-prose")}
+SECOND = {"small": "zoo:drafter", "equal": "zoo:target-prose"}  # beside the zoo's target
 WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 CONTRASTS = (0.0, 0.1, 0.2, 0.5)
 BLENDS: dict[str, dict[float, Mapping[str, Any]]] = {
     "lambda": {weight: {"method": "weighted", "lambda": weight} for weight in WEIGHTS},
     "mu": {mu: {"method": "contrastive", "mu": mu} for mu in CONTRASTS},
 }
-PER_DOMAIN, LONGEST = 16, 96
+PER_DOMAIN, LONGEST = 8, 64
 
 
 def main() -> None:
     """Measure, print, store."""
     llm = LLM("zoo", {"method": "off"})
-    rows = [row for name in MODELS for domain in DOMAINS for row in measure(llm, name, domain)]
-    for row in rows:
-        print(row)
+    rows = []
+    for name, second in SECOND.items():
+        models = llm.engine.parts.model, load_model(second)
+        for domain in DOMAINS:
+            rows += [{"models": name, **row} for row in measure(llm, models, domain)]
+            print(rows[-1], flush=True)
     print("written to", write("quality", {"per_domain": PER_DOMAIN, "rows": rows}))
 
 
-def measure(llm: LLM, name: str, domain: str) -> list[dict[str, Any]]:
+def measure(llm: LLM, models: Sequence[Model], domain: str) -> list[dict[str, Any]]:
     """Nats per token of the answers of a domain under every blend of two models, each with a 95% interval."""
     lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
     given = [json.loads(line) for line in lines[:PER_DOMAIN]]
     texts = [(llm.encode(row["turns"][0]), llm.encode(row["reference"])[:LONGEST]) for row in given]
-    answers = read_answers([load_model(model) for model in MODELS[name]], texts)
+    answers = read_answers(models, texts)
     found = []
     for option, blends in BLENDS.items():
         for value, ensemble in blends.items():
@@ -56,7 +60,7 @@ def measure(llm: LLM, name: str, domain: str) -> list[dict[str, Any]]:
             each = np.concatenate(losses)
             half = 1.96 * float(each.std()) / len(each) ** 0.5
             nats = [float(each.mean()), float(each.mean()) - half, float(each.mean()) + half]
-            found.append({"models": name, "domain": domain, "option": option, "value": value, "nats": nats})
+            found.append({"domain": domain, "option": option, "value": value, "nats": nats})
     return found
 
 

@@ -49,6 +49,7 @@ const std::vector<Layout>& layouts() {
         LAYOUT(InputBatch, ids, positions, row_sequence, visible, mask, tables, starts, write_at, logit_rows, k_pages,
             v_pages, num_rows, num_sequences, num_logit_rows, page_size, table_width),
         LAYOUT(Rollout, temperatures, streams, depths, max_depth, logits, logits_stride, q, tokens, confidence),
+        LAYOUT(StageIO, input, output, logits, sum),
         LAYOUT(SequenceSlice, start, num_tokens, num_nodes, first_logit, pages, num_pages),
         LAYOUT(KVCacheView, k_pages, v_pages, page_size, vocab_size, max_len),
         LAYOUT(BatchView, slices, ids, parents, num_slices),

@@ -135,6 +135,26 @@ class EnsembleMember(WeightOptions):
     model: str
 
 
+class LinkConfig(Options):
+    """Delays that are added to each link between the stages of a target, for tests and measurements.
+
+    Attributes:
+        delay: seconds in one direction.
+        jitter: seconds that a random part of is added to each delay. Messages keep their order.
+        loss: the probability that a message is lost and sent again, which costs 0.2 s and two delays.
+        bandwidth: bytes per second; None for no limit.
+        result_delay: seconds of the link from the last stage to the engine.
+        seed: of jitter and loss.
+    """
+
+    delay: float = Field(default=0.0, ge=0, strict=False)
+    jitter: float = Field(default=0.0, ge=0, strict=False)
+    loss: float = Field(default=0.0, ge=0, lt=1, strict=False)
+    bandwidth: float | None = Field(default=None, gt=0, strict=False)
+    result_delay: float = Field(default=0.0, ge=0, strict=False)
+    seed: int = 0
+
+
 class EngineConfig(Options):
     """Everything that an engine is built from.
 
@@ -159,6 +179,11 @@ class EngineConfig(Options):
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
         native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
             rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
+        tensor_parallel_size: processes that share the heads and columns of each layer.
+        stage_hosts: the address on which each stage listens; one address serves all stages.
+        stage_links: delays that are added to the links between stages, for tests and measurements.
+        stage_timeout: seconds after which a stage without an answer counts as lost, and all stages start again.
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
@@ -186,6 +211,11 @@ class EngineConfig(Options):
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    stage_hosts: tuple[str, ...] = Field(default=("127.0.0.1",), min_length=1, strict=False)
+    stage_links: LinkConfig = LinkConfig()
+    stage_timeout: float = Field(default=60.0, gt=0, strict=False)
     measure_at_start: bool = True
     cost_per_hour: float = Field(default=0, ge=0, strict=False)
     plugins: tuple[str, ...] = Field(default=(), strict=False)

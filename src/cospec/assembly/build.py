@@ -13,9 +13,11 @@ from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification
 from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, hub_of, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
+from cospec.assembly.sharding import load_target, refuse_shards
 from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
+from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.plugins import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
@@ -90,10 +92,10 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     options = load_options(config)
     speculative = resolve_speculation(config)
     _check(speculative)
-    options = replace(
-        options, budget=cache_budget([(str(path), options), *_drafting(speculative, config.model, options)])
-    )
-    target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
+    models = [(str(path), options), *_drafting(speculative, config.model, options)]
+    options = replace(options, budget=cache_budget(models), keep_states=_reads_states(speculative))
+    target, end_target = load_target(config, models, options)
+    options = replace(options, keep_states=False)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(
         target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
@@ -104,6 +106,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
         costs = _costs(target, drafter, path, speculative, config)
         text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
         components = assemble(target, drafter, speculative, config, text, costs)
+    components = replace(components, closers=(*components.closers, end_target))
     return _with_nodes(components, host), drafting(speculative, host.default_drafter)
 
 
@@ -149,6 +152,7 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     if len(given) < 2:
         raise InvalidInput("models", words(", ".join(given)), "two models or more")
     build_blend(blend_options_of(config), len(given))
+    refuse_shards(config)
     speculative = _as_drafter(config.speculative_config or SpeculativeConfig())
     _check(speculative)
     check_speculation(speculative, config.collaboration)
@@ -210,7 +214,10 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    verification = Verification(target, verifier, target.pages, target.max_len, TARGET, acceptance_methods, text)
+    pipelined = None if target.pipelined is None else PipelinedVerifier(target.pipelined, verifier)
+    verification = Verification(
+        target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
+    )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
     if reason is None and target.native_forward is not None:

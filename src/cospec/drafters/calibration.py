@@ -39,7 +39,7 @@ class Calibration:
 
     def __init__(self, held: Floats | None = None) -> None:
         self._held = cells() if held is None else held
-        self._hits, self._seen = memoryview(self._held[0]), memoryview(self._held[1])  # numpy reads a number slowly
+        self._hits, self._seen = _numbers(self._held[0]), _numbers(self._held[1])
 
     def read(self, raw: float) -> float:
         """Return the calibrated confidence of a raw confidence, both from 0 to 1."""
@@ -62,3 +62,8 @@ class Calibration:
                 seen[place] /= 2
             hits[place] += value
             seen[place] += 1.0
+
+
+def _numbers(values: Floats) -> memoryview[float]:
+    """Return the same storage; numpy reads and writes single numbers slowly."""
+    return values.data.cast("B").cast("d")

@@ -83,6 +83,12 @@ Rollout = declare(
     pointer q tokens confidence
     """,
 )
+StageIO = declare(
+    "StageIO",
+    """
+    pointer input output logits sum
+    """,
+)
 
 # csrc/model/input_batch.h
 SequenceSlice = declare(

@@ -35,6 +35,10 @@ GAUGES = {
 }
 COUNTERS = {
     "num_preemptions": ("num_preemptions", "Sequences that gave up their KV cache to others."),
+    "verifier_losses": (
+        "verifier_losses",
+        "Losses of the target's processes, after which KV caches are computed again.",
+    ),
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
