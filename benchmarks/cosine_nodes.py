@@ -8,6 +8,7 @@ target is the zoo's on one core. All variants write the same requests, and the o
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import DOMAINS, prompts, write
+from benchmarks.common import DOMAINS, ROOT, prompts, write
 from benchmarks.node_overhead import free_address
 from cospec import LLM, SamplingParams
 from cospec.assembly.nodes import build_offers
@@ -120,6 +121,15 @@ def run_variant(count: int, pool: Mapping[str, Any], options: argparse.Namespace
     }
 
 
+def stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Variants that an earlier command measured with the same settings."""
+    path = ROOT / "benchmarks" / "results" / "cosine_nodes.json"
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text("utf-8"))
+    return dict(found["variants"]) if all(found[key] == value for key, value in settings.items()) else {}
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -131,7 +141,8 @@ def main() -> None:
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
     options = parser.parse_args()
     if options.node:
-        run_slow_node(*options.node, options.token_ms / 1000)
+        address, name = options.node
+        run_slow_node(address, name, options.token_ms / 1000)
         return
     table, rows, wanted = Table("variant", "tokens/s", "mean latency s", "accepted per draft", "late"), {}, None
     for name in options.only:
@@ -145,7 +156,7 @@ def main() -> None:
         table.add_row(name, f"{speed:.0f}", f"{latency:.2f}", f"{accepted:.2f}", str(row["late"]))
     Console().print(table)
     settings = {key: getattr(options, key) for key in ("token_ms", "length", "requests", "tokens")}
-    print(write("cosine_nodes", {**settings, "variants": rows}))
+    print(write("cosine_nodes", {**settings, "variants": {**stored(settings), **rows}}))
 
 
 if __name__ == "__main__":

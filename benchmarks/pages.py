@@ -172,6 +172,7 @@ def main() -> None:
     REPORT.mkdir(exist_ok=True)
     lines = [f"* [{report.title}]({name}.md)" for name, report in REPORTS.items()]
     lines.append("* [Figures of the papers, and figures of cospec](papers.md)")
+    lines.append("* [Counts of files, lines, names and words](counts.md)")
     (REPORT / "README.md").write_text(INDEX + "\n".join(lines) + HEADLINES + headlines(), encoding="utf-8")
     for name in REPORTS:
         (REPORT / f"{name}.md").write_text(page(name), encoding="utf-8")

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,16 @@ def offline(checkout: Path, texts: list[str]) -> list[Any]:
 
 
 @contextmanager
-def server(checkout: Path, method: dict[str, Any], port: int) -> Iterator[str]:
-    """The URL of a server of ``checkout``."""
+def server(checkout: Path, method: dict[str, Any], port: int, variables: Mapping[str, str] = {}) -> Iterator[str]:
+    """The URL of a server of ``checkout``, started with more environment variables."""
     command = [sys.executable, "-m", "cospec", "serve", "zoo", "--port", str(port)]
     command += ["--speculative-config", json.dumps(method)]
     process = subprocess.Popen(
-        command, env=environment(checkout), cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env={**environment(checkout), **variables},
+        cwd=checkout,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -6,6 +6,8 @@ and the 95% bootstrap interval. A second implementation stays only where the rat
 
 - lockstep: ``native/pool_lockstep.py`` against ``drafters/pool/lockstep.py``, in pools of four drafters of the zoo.
 - steps: ``--native auto`` against ``--native off``, which also runs acceptance methods and rollouts in Python.
+- acceptance: ``native/verifier.py`` against ``acceptance/``, both with ``--native off`` elsewhere.
+- forward: ``native/llama_forward.py`` against ``models/llama.py``, for target and drafter, with the same step.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.common import DOMAINS, alternate, prompts, write
 from cospec import LLM, SamplingParams
+from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.pool import PoolDrafter
+from cospec.models.llama import FusedLlama
 from cospec.process_utils import freeze_gc
 
 MEMBERS = {"generic": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
+SAMPLED = ("lockstep mix", "acceptance")  # pairs that differ most where tokens are sampled
 ROOM = 1 << 28  # bytes of KV caches of each engine
 Run = Callable[[Sequence[str]], object]
 
@@ -44,6 +50,23 @@ def lockstep(llm: LLM, native: bool) -> LLM:
     return llm
 
 
+def acceptance(llm: LLM, native: bool) -> LLM:
+    """Let an engine with ``--native off`` verify drafts natively, or in Python."""
+    mode = llm.engine.execution_mode
+    verifier = mode.components.verifier
+    assert isinstance(verifier, TargetVerifier)
+    own = TargetVerifier(verifier.model, verifier.blend, verifier.acceptance_methods, native)
+    mode.components = replace(mode.components, verifier=own)
+    return llm
+
+
+def torch_forward(speculative: dict[str, Any], batch: int) -> LLM:
+    """Return an engine whose models run ``models/llama.py`` in torch."""
+    build = FusedLlama.build
+    with patch.object(FusedLlama, "build", lambda weights, attention, in_place: build(weights, attention, False)):
+        return engine(speculative, batch)
+
+
 def runner(llm: LLM, params: SamplingParams) -> Run:
     """Return what generates the outputs of some prompts."""
     return lambda texts: llm.generate(list(texts), params, use_tqdm=False)
@@ -56,12 +79,17 @@ def pairs(batch: int) -> dict[str, tuple[LLM, LLM]]:
         f"lockstep {name}": (lockstep(engine(pool(name), batch), True), lockstep(engine(pool(name), batch), False))
         for name in ("fuse", "mix")
     }
-    return found | {"steps": (engine(chain, batch), engine(chain, batch, native="off"))}
+    readable = [acceptance(engine(chain, batch, native="off"), native) for native in (True, False)]
+    return found | {
+        "steps": (engine(chain, batch), engine(chain, batch, native="off")),
+        "acceptance": (readable[0], readable[1]),
+        "forward": (engine(chain, batch), torch_forward(chain, batch)),
+    }
 
 
 def measured(name: str, twins: tuple[LLM, LLM], batch: int, turns: int, tokens: int) -> dict[str, Any]:
     """Return the row of one second implementation."""
-    temperature = 0.8 if name == "lockstep mix" else 0.0
+    temperature = 0.8 if name in SAMPLED else 0.0
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=tokens, ignore_eos=True)
     texts = [text for domain in DOMAINS for text in prompts(domain, -(-batch // len(DOMAINS)))][:batch]
     native, readable = twins

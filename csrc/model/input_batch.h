@@ -45,6 +45,7 @@ class InputBatchBuilder {
 
 // See model/llama_forward.cpp.
 API int cospec_llama_score(LlamaModel* model, const KVCacheView* cache, const BatchView* view, float* logits);
+API int cospec_llama_stage(LlamaModel* model, const KVCacheView* cache, const BatchView* view, const StageIO* io);
 API int cospec_llama_rollout(
     LlamaModel* model, const KVCacheView* cache, const BatchView* view, const Rollout* rollout);
 

@@ -31,17 +31,26 @@ struct Buffers {
     float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *gate_up, *branch;
 };
 
+// What a forward reads and writes besides the batch.
+struct ForwardIO {
+    float* logits;                       // [num_logit_rows, vocab_size]; null where no caller reads the logits
+    float* states = nullptr;             // [num_logit_rows, hidden], the inputs of the head; or null
+    const float* stage_input = nullptr;  // [num_rows, hidden]; null for the first stage, which embeds the tokens
+    float* stage_output = nullptr;       // [num_rows, hidden]; null for the last stage
+    SumShards sum = nullptr;             // null: the layers are not sharded
+};
+
 // Whether the outputs of attention and feed-forward change before they are added.
 bool has_branches(const LlamaConfig& s) {
     return s.residual_factor != 1.0f || s.layers[0].after_attention || s.layers[0].after_mlp;
 }
 
-Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads) {
+Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads, bool sharded) {
     const long head_rows = s.heads + 2 * s.kv_heads, turns = s.num_tables * s.rotated / 2;
     const long sizes[] = {rows * s.hidden, rows * s.hidden,
         rows * s.hidden * (rows <= REDUNDANT_NORM_ROWS ? threads : 1), rows * head_rows * s.dim, rows * s.heads * s.dim,
         rows * s.intermediate, rows * turns, rows * turns, s.gelu ? rows * s.layers[0].gate_up->outputs : 0,
-        has_branches(s) ? rows * s.hidden : 0};
+        has_branches(s) || sharded ? rows * s.hidden : 0};
     long total = 0, at[10];
     for (int i = 0; i < 10; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
     float* p = scratch.reserve(total);
@@ -75,6 +84,7 @@ struct Forward {
     const LlamaConfig& s;
     const InputBatch& b;
     const Buffers& buf;
+    const ForwardIO& io;
     const Team& team;
     const Kernels& k;
 
@@ -105,10 +115,14 @@ struct Forward {
         return y;
     }
 
-    // x += the product, or its norm times the residual factor.
+    // x += the product, summed over the shards, or its norm times the residual factor.
     void add(const Linear* l, const float* in, const float* weight, long rows, float* x) const {
-        if (!has_branches(s)) return product(l, in, rows, x, s.hidden, ADD);
+        if (!has_branches(s) && !io.sum) return product(l, in, rows, x, s.hidden, ADD);
         product(l, in, rows, buf.branch, s.hidden, STORE);
+        if (io.sum) {
+            if (team.id == 0) io.sum(buf.branch, rows * s.hidden);
+            team.barrier();
+        }
         for (long r = team.begin(rows); r < team.end(rows); r++) {
             float* y = buf.branch + r * s.hidden;
             if (weight) k.rms_norm(y, weight, s.eps, s.hidden, y);
@@ -139,19 +153,27 @@ struct Forward {
         team.barrier();
     }
 
-    void embed() const {
-        const long turns = s.num_tables * s.rotated / 2;
+    void embed(float* x, int64_t id) const {
         const long table_row = file_row_bytes(s.embedding_format, s.hidden);
+        if (table_row)
+            dequantize_row(s.embedding_format, (const uint8_t*)s.embedding + id * table_row, s.hidden, x);
+        else if (s.embedding_format == BF16)
+            k.bf16_to_float((const uint16_t*)s.embedding + id * s.hidden, s.hidden, x);
+        else
+            memcpy(x, (const float*)s.embedding + id * s.hidden, sizeof(float) * s.hidden);
+        if (s.embedding_factor != 1.0f)
+            for (long i = 0; i < s.hidden; i++) x[i] *= s.embedding_factor;
+    }
+
+    // The states before the first layer, and the rotary embedding of each row.
+    void begin() const {
+        const long turns = s.num_tables * s.rotated / 2;
         for (long r = team.begin(b.num_rows); r < team.end(b.num_rows); r++) {
             float* x = buf.x + r * s.hidden;
-            if (table_row)
-                dequantize_row(s.embedding_format, (const uint8_t*)s.embedding + b.ids[r] * table_row, s.hidden, x);
-            else if (s.embedding_format == BF16)
-                k.bf16_to_float((const uint16_t*)s.embedding + b.ids[r] * s.hidden, s.hidden, x);
+            if (io.stage_input)
+                memcpy(x, io.stage_input + r * s.hidden, sizeof(float) * s.hidden);
             else
-                memcpy(x, (const float*)s.embedding + b.ids[r] * s.hidden, sizeof(float) * s.hidden);
-            if (s.embedding_factor != 1.0f)
-                for (long i = 0; i < s.hidden; i++) x[i] *= s.embedding_factor;
+                embed(x, b.ids[r]);
             for (long i = 0; i < turns; i++) {
                 const float angle = (float)b.positions[r] * s.inverse_frequencies[i];
                 buf.cos[r * turns + i] = cosf(angle) * s.rotary_scale;
@@ -194,13 +216,17 @@ struct Forward {
         team.barrier();
     }
 
-    // states: [num_logit_rows, hidden], the inputs of the head; or null.
-    void run(const LlamaLayer* layers, std::atomic<long>* tasks, float* logits, float* states) const {
-        embed();
+    void copy_rows(const float* from, long rows, float* to) const {
+        for (long r = team.begin(rows); r < team.end(rows); r++)
+            memcpy(to + r * s.hidden, from + r * s.hidden, sizeof(float) * s.hidden);
+    }
+
+    void run(const LlamaLayer* layers, std::atomic<long>* tasks) const {
+        begin();
         for (long i = 0; i < s.num_layers; i++) {
             const LlamaLayer& layer = layers[i];
             const AttentionParams params = attention_params(s, b, buf, i, layer.window);
-            const bool last = i == s.num_layers - 1;
+            const bool last = !io.stage_output && i == s.num_layers - 1;
             project(layer, norm(buf.x, layer.attention_norm, b.num_rows), buf.qkv, params.q_row);
             write_kv(layer, params);
             if (last && b.num_logit_rows == 0) return;
@@ -213,11 +239,12 @@ struct Forward {
             activate(layer.gate_up, norm(x, layer.mlp_norm, rows), rows);
             add(layer.down, buf.intermediate, layer.after_mlp, rows, x);
         }
+        if (io.stage_output) return copy_rows(buf.x, b.num_rows, io.stage_output);
+        if (!io.logits) return;
         const float* last = norm(buf.gathered, s.final_norm, b.num_logit_rows);
-        for (long r = team.begin(b.num_logit_rows); states && r < team.end(b.num_logit_rows); r++)
-            memcpy(states + r * s.hidden, last + r * s.hidden, sizeof(float) * s.hidden);
-        product(s.head, last, b.num_logit_rows, logits, s.head->outputs, STORE);
-        finish_logits(logits, b.num_logit_rows);
+        if (io.states) copy_rows(last, b.num_logit_rows, io.states);
+        product(s.head, last, b.num_logit_rows, io.logits, s.head->outputs, STORE);
+        finish_logits(io.logits, b.num_logit_rows);
     }
 };
 
@@ -236,12 +263,12 @@ API void cospec_llama_free(LlamaModel* model) { delete model; }
 
 namespace {
 
-void forward(LlamaModel* model, const InputBatch& batch, float* logits, float* states = nullptr) {
+void forward(LlamaModel* model, const InputBatch& batch, const ForwardIO& io) {
     const int threads = num_threads();
-    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads);
+    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads, io.sum != nullptr);
     std::vector<std::atomic<long>> tasks(model->layers.size());
     in_parallel(threads, [&](const Team& team) {
-        Forward{model->config, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits, states);
+        Forward{model->config, batch, buffers, io, team, kernels()}.run(model->layers.data(), tasks.data());
     });
 }
 
@@ -274,14 +301,14 @@ void select_tokens(const Rollout& r, long num_sequences, long vocab, long step) 
 // logits: [num_logit_rows, vocab_size]
 API void cospec_llama_forward(LlamaModel* model, const InputBatch* batch, float* logits) {
     pthread_mutex_lock(&model->lock);
-    forward(model, *batch, logits);
+    forward(model, *batch, {logits});
     pthread_mutex_unlock(&model->lock);
 }
 
 // Like cospec_llama_forward, with the hidden states that the head reads: [num_logit_rows, hidden].
 API void cospec_llama_hidden_states(LlamaModel* model, const InputBatch* batch, float* logits, float* states) {
     pthread_mutex_lock(&model->lock);
-    forward(model, *batch, logits, states);
+    forward(model, *batch, {logits, states});
     pthread_mutex_unlock(&model->lock);
 }
 
@@ -290,7 +317,17 @@ API int cospec_llama_score(LlamaModel* model, const KVCacheView* cache, const Ba
     InputBatch batch;
     pthread_mutex_lock(&model->lock);
     const bool valid = model->batch_builder.build(*view, *cache, 0, &batch);
-    if (valid) forward(model, batch, logits);
+    if (valid) forward(model, batch, {logits});
+    pthread_mutex_unlock(&model->lock);
+    return valid;
+}
+
+// Like cospec_llama_score, for a part of the model.
+API int cospec_llama_stage(LlamaModel* model, const KVCacheView* cache, const BatchView* view, const StageIO* io) {
+    InputBatch batch;
+    pthread_mutex_lock(&model->lock);
+    const bool valid = model->batch_builder.build(*view, *cache, 0, &batch);
+    if (valid) forward(model, batch, {io->logits, nullptr, io->input, io->output, io->sum});
     pthread_mutex_unlock(&model->lock);
     return valid;
 }
@@ -300,7 +337,7 @@ namespace {
 void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) {
     const long n = first.num_sequences, vocab = model->config.head->outputs;
     if (!rollout.logits) rollout.logits = model->step_logits.reserve(n * vocab);
-    forward(model, first, rollout.logits);
+    forward(model, first, {rollout.logits});
     select_tokens(rollout, n, vocab, 0);
     std::vector<int64_t> ids(n), positions(n), mask(n, 0), logit_rows(n);
     std::vector<int32_t> sequence(n), visible(n), starts(n + 1), write_at(n);
@@ -323,7 +360,7 @@ void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) 
             write_at[s] = ++positions[s];
             visible[s] = positions[s] + 1;
         }
-        forward(model, next, rollout.logits + step * rollout.logits_stride);
+        forward(model, next, {rollout.logits + step * rollout.logits_stride});
         select_tokens(rollout, active, vocab, step);
     }
 }

@@ -32,6 +32,17 @@ struct LlamaConfig {
     float attention_softcap, logit_softcap;  // 0: none
 };
 
+// Replaces a shard's product by the sum of all shards' products; count is the same in every shard.
+typedef void (*SumShards)(float* product, long count);
+
+// Inputs and outputs of consecutive layers, whose model has only these layers and the heads and columns of one shard.
+struct StageIO {
+    const float* input;  // [num_rows, hidden]; null for the first stage, which embeds the tokens
+    float* output;       // [num_rows, hidden]; null for the last stage
+    float* logits;       // [num_logit_rows, vocab_size]; null where no caller reads the logits
+    SumShards sum;       // null: not sharded
+};
+
 struct LlamaModel;  // a model with its scratch memory
 
 // T rows of S sequences; see cospec.models.input_batch.InputBatch.

@@ -17,9 +17,12 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int BLOCK_ROWS = 8;  // most rows of a tile
 constexpr int halves_of_tile(int rows) { return rows <= 4 ? 2 : 1; }
-#else
+#elif defined(__AVX2__)
 constexpr int BLOCK_ROWS = 4;
 constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
+#else
+constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
+constexpr int halves_of_tile(int) { return 1; }
 #endif
 constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads
 constexpr long BLOCK_CHUNK = 256;      // most rows of a chunk

@@ -12,7 +12,7 @@ namespace cospec {
 
 namespace {
 
-constexpr long HEADER = 4;  // words of an output row before the draft tokens
+constexpr long HEADER = 4;  // words of an output row before its tokens or nodes
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -142,18 +142,22 @@ struct MultiStepRunner {
         return (const VerifyResult*)workspace.results.data();
     }
 
-    // Commit a result to a request and to its output row. Returns whether the request can run another such step.
-    bool commit(long i, const VerifyResult& result, int64_t* out) {
+    // Commit a result to a request and to its output row. Returns whether the request can run another such step; a
+    // request with a given draft cannot.
+    bool commit(long i, const VerifyResult& result, const int64_t* path, int64_t* out) {
         const RequestSlot& slot = task.slots[i];
         SlotState& state = workspace.states[i];
         const int64_t* drafted = draft_tokens(i);
         const long n = num_drafted(i), accepted = result.num_accepted;
         const int64_t header[HEADER] = {n, accepted, result.token, result.invalid ? -1 : result.bonus};
         memcpy(out, header, sizeof header);
-        if (i < task.num_drafting) std::copy(drafted, drafted + n, out + HEADER);
-        if (result.invalid || result.token < 0) return false;
-        // The drafter was not fed its last token, and does not have the tokens of a given draft.
-        const long num_cached = i < task.num_drafting ? std::max(0L, std::min(accepted, n - 1)) : accepted;
+        if (i < task.num_drafting)
+            std::copy(drafted, drafted + n, out + HEADER);
+        else
+            std::copy(path, path + accepted, out + HEADER);
+        if (result.invalid || result.token < 0 || slot.draft) return false;
+        // The drafter was not fed its last token.
+        const long num_cached = std::max(0L, std::min(accepted, n - 1));
         state.tokens.assign(drafted + num_cached, drafted + accepted);
         state.tokens.push_back(result.token);
         state.num_known += accepted + 1, state.num_left -= accepted + 1;
@@ -163,7 +167,7 @@ struct MultiStepRunner {
         for (long node = 0; node < accepted; node++)
             stopped |= std::find(slot.stop_tokens, stop_end, drafted[node]) != stop_end;
         task.num_fed[i] = state.num_fed();
-        return !stopped && !slot.draft && state.num_left > slot.draft_len;
+        return !stopped && state.num_left > slot.draft_len;
     }
 
     bool woken() const {
@@ -186,10 +190,11 @@ struct MultiStepRunner {
             const VerifyResult* results = verify(logits);
             double* seconds = task.seconds + 3 * step;
             seconds[0] = drafted - step_start, seconds[1] = scored - drafted, seconds[2] = now() - scored;
-            const long width = HEADER + task.max_draft_len;
-            int64_t* out = task.output + step * task.num_slots * width;
+            const int64_t* paths = (const int64_t*)(results + task.num_slots);
+            int64_t* out = task.output + step * task.num_slots * task.output_width;
             bool all_go_on = true;
-            for (long i = 0; i < task.num_slots; i++) all_go_on &= commit(i, results[i], out + i * width);
+            for (long i = 0; i < task.num_slots; i++, out += task.output_width)
+                all_go_on &= commit(i, results[i], paths + workspace.tasks[i].node_offset, out);
             if (!all_go_on) return step + 1;
         }
         return task.max_steps;

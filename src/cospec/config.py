@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.options import Dtype, Options, parse
+from cospec.options import Dtype, Options, WeightOptions, parse
 
 LONGEST_DRAFT = 64
 
@@ -38,6 +38,7 @@ class SpeculativeConfig(Options):
             thread per processor. An empty list lets both sides use all processors.
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
         request_may_choose: the choices that a request may make for its own drafts.
+        cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
         options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``.
     """
 
@@ -55,6 +56,7 @@ class SpeculativeConfig(Options):
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
         default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
     )
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
     options: Mapping[str, Any] = Field(default_factory=dict)
 
     @field_validator("num_speculative_tokens", mode="plain")
@@ -123,11 +125,42 @@ class CollaborationConfig(Options):
         raise PydanticCustomError("gamma", allowed, {"most": LONGEST_DRAFT})
 
 
+class EnsembleMember(WeightOptions):
+    """One of ``models``.
+
+    Attributes:
+        model: named as ``EngineConfig.model``.
+    """
+
+    model: str
+
+
+class LinkConfig(Options):
+    """Delays that are added to each link between the stages of a target, for tests and measurements.
+
+    Attributes:
+        delay: seconds in one direction.
+        jitter: seconds that a random part of is added to each delay. Messages keep their order.
+        loss: the probability that a message is lost and sent again, which costs 0.2 s and two delays.
+        bandwidth: bytes per second; None for no limit.
+        result_delay: seconds of the link from the last stage to the engine.
+        seed: of jitter and loss.
+    """
+
+    delay: float = Field(default=0.0, ge=0, strict=False)
+    jitter: float = Field(default=0.0, ge=0, strict=False)
+    loss: float = Field(default=0.0, ge=0, lt=1, strict=False)
+    bandwidth: float | None = Field(default=None, gt=0, strict=False)
+    result_delay: float = Field(default=0.0, ge=0, strict=False)
+    seed: int = 0
+
+
 class EngineConfig(Options):
     """Everything that an engine is built from.
 
     Attributes:
-        models: the models of an ensemble, named as in ``model``; ``model`` is then the first of them.
+        models: the models of an ensemble, each a name or an object with ``model``, ``dtype`` and ``quantization``;
+            ``model`` is then the name of the first.
         ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: which model proposes how many tokens.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
@@ -146,14 +179,20 @@ class EngineConfig(Options):
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
         native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
             rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
+        tensor_parallel_size: processes that share the heads and columns of each layer.
+        stage_hosts: the address on which each stage listens; one address serves all stages.
+        stage_links: delays that are added to the links between stages, for tests and measurements.
+        stage_timeout: seconds after which a stage without an answer counts as lost, and all stages start again.
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
+        cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend.
     """
 
     model: str = "zoo"
-    models: list[str] | None = None
+    models: list[EnsembleMember] | None = None
     ensemble: Mapping[str, Any] | None = None
     collaboration: CollaborationConfig = CollaborationConfig()
     tokenizer: str | None = None
@@ -172,7 +211,13 @@ class EngineConfig(Options):
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    stage_hosts: tuple[str, ...] = Field(default=("127.0.0.1",), min_length=1, strict=False)
+    stage_links: LinkConfig = LinkConfig()
+    stage_timeout: float = Field(default=60.0, gt=0, strict=False)
     measure_at_start: bool = True
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None
 
@@ -191,6 +236,15 @@ class EngineConfig(Options):
             speculative = speculative_config(speculative)
         return parse(cls, {**_ensemble(values), "speculative_config": speculative})
 
+    @property
+    def prices(self) -> dict[str, float]:
+        """The declared prices per hour of the target, the drafter and a pool's drafters, by name."""
+        speculative = self.speculative_config or SpeculativeConfig()
+        members = speculative.options.get("drafters")
+        named = {str(each.get("name", each.get("method"))): each for each in members or [] if isinstance(each, Mapping)}
+        found = {name: float(each.get("cost_per_hour", 0)) for name, each in named.items()}
+        return {"target": self.cost_per_hour, "drafter": speculative.cost_per_hour, **found}
+
 
 def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
     """Parse the ensemble options; ``model`` becomes the first of ``models``."""
@@ -206,11 +260,20 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
         raise InvalidInput("collaboration", words("given for one model"), "absent without models or ensemble")
     if models is None:
         return values
-    if not isinstance(models, list | tuple) or not models or not all(isinstance(name, str | Path) for name in models):
-        raise InvalidInput("models", models, "a list of model names")
-    names = [str(name) for name in models]
-    served = values.get("served_model_name") or "+".join(names)
-    return {**values, "models": names, "model": names[0], "served_model_name": served}
+    if not isinstance(models, list | tuple) or not models:
+        raise InvalidInput("models", models, "a list of models")
+    members = [_member(number, given) for number, given in enumerate(models)]
+    served = values.get("served_model_name") or "+".join([member.model for member in members])
+    return {**values, "models": members, "model": members[0].model, "served_model_name": served}
+
+
+def _member(number: int, given: object) -> EnsembleMember:
+    """Parse one of ``models``: a name, or an object."""
+    if isinstance(given, str | Path):
+        return EnsembleMember(model=str(given))
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"models[{number}]", given, "the name of a model, or an object with model")
+    return parse(EnsembleMember, given, f"models[{number}].")
 
 
 def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:

@@ -58,21 +58,23 @@ class DrafterPlace(Options):
             ``process`` of its own; or on drafter nodes (``node``). Other drafters run meanwhile.
         cores: processors reserved for the process. An empty list lets all processes share the processors.
         name: of the drafter in its pool; empty: the name of the method.
+        cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
     """
 
     executor: str = "inline"
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     name: str = ""
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
 
 
 ENGINE_THREAD = DrafterPlace()
 
 
 class WeightOptions(Options):
-    """The weights of one drafter. A drafter without these options takes both from the target.
+    """The weights of a drafter, or of a model of an ensemble. A model without these options takes both of the engine.
 
     Attributes:
-        dtype: as the engine's ``dtype``; ``auto`` keeps the dtype of the drafter's files.
+        dtype: as the engine's ``dtype``; ``auto`` keeps the dtype of the model's files.
         quantization: as the engine's ``quantization``. With one of the two options alone the other has its default.
     """
 
@@ -81,7 +83,7 @@ class WeightOptions(Options):
 
     @property
     def given(self) -> bool:
-        """Whether the drafter has a dtype or a quantization of its own."""
+        """Whether the model has a dtype or a quantization of its own."""
         return self.dtype is not None or self.quantization is not None
 
 

@@ -31,8 +31,6 @@ _one_device = _Accepted(_only(1), "1: an engine runs on one device; start one se
 _none = "None: a model is a folder, or the newest version of a hub name"
 
 ACCEPTED: Mapping[str, _Accepted] = {
-    "tensor_parallel_size": _one_device,
-    "pipeline_parallel_size": _one_device,
     "data_parallel_size": _one_device,
     "distributed_executor_backend": _Accepted(_only(None, "uni"), "None: an engine runs on one device"),
     "trust_remote_code": _Accepted(_only(False), "False: no code from a model folder is run"),

@@ -6,17 +6,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
 from cospec.cluster.nodes import wire
+from cospec.cluster.nodes.copies import node_seed
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys, secure_node
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, Refused, ToNode, Welcome
 from cospec.core.engine import Engine
-from cospec.core.types import Request
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext, Request
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
@@ -101,6 +104,21 @@ def test_three_nodes_of_a_pool(combiner: str, hub: NodeHub, start: Start) -> Non
     assert len(nodes_of(hub)) == 3
     engine.close()
     assert not hub.status()
+
+
+@pytest.mark.parametrize("mode", ["draft-ahead", "pipelined"])
+def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, start: Start) -> None:
+    pool = pool_of({name: on_nodes(hub, name)[0] for name in NAMES}, "fuse", "hedge", VOCAB)
+    assert pool.drafts_ahead
+    start(hub, *NAMES)
+    until(lambda: rows(hub, "ready") == 3, "one node with three drafters")
+    engine = under(toy_engine(target(), pool, "match", k=3), mode, "worker")
+    writes_the_same(engine, "a")
+    assert engine.metrics().accepted_tokens["itself"] > 100
+    weights = pool.weights()
+    assert weights["itself"] > weights["ngram"], "what was not drafted ahead still teaches the weights"
+    engine.execution_mode.close()
+    pool.close()
 
 
 def alone(hub: NodeHub) -> tuple[DrafterProxy, Engine]:
@@ -198,7 +216,7 @@ class Peer:
         return self.hear()
 
     def hear(self, seconds: float = 2.0) -> object:
-        return self.codec.decode(self.socket.recv()) if self.socket.poll(seconds * 1000) else None
+        return self.codec.decode(self.socket.recv()) if self.socket.poll(round(seconds * 1000)) else None
 
     def hello(self, **changes: object) -> bytes:
         given = {"node": "peer", "drafter": "itself", "method": "draft_model", "vocab_size": VOCAB, **changes}
@@ -318,3 +336,17 @@ def test_a_verifier_that_starts_again_gets_its_nodes() -> None:
         assert sum(engine.metrics().accepted_tokens.values()) > 0
         drafter.close()
     node.close()
+
+
+def test_trusted_nodes_send_what_tokens_were_drawn_from(start: Start) -> None:
+    hub = hub_for_tests(trusted=True)
+    drafter, executor = on_nodes(hub, "other")
+    start(hub, "other")
+    until(lambda: rows(hub, "ready") == 1, "the node")
+    context = DraftContext("a", [1, 2, 3], 3, SamplingParams(temperature=0.9), 5, StreamKind.DRAFT)
+    (draft,) = executor.submit("propose", [context], [DraftBudget(4, 4)]).result(10.0)
+    local = toy("other")().propose([replace(context, seed=node_seed(context))], [DraftBudget(4, 4)])[0]
+    assert draft.tokens == local.tokens and draft.q is not None and local.q is not None
+    assert (draft.q == local.q).all()
+    assert node_seed(context) != context.seed, "a node cannot know the draws that decide on acceptance"
+    drafter.close()

@@ -144,11 +144,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }
 BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
-FUSED = [
-    "llama", "llama-tied", "mistral", "mistral-window", "qwen2", "qwen3", "llama-linear", "llama-llama3", "llama-yarn",
-    "llama-one-kv-head", "llama-biased", "llama-odd-vocabulary", "llama-longrope", "granite", "granite-factors",
-    "smollm3", "phi3", "phi3-partial", "olmo2", "gemma", "gemma2", "gemma3", "gemma3-two-ropes",
-]  # fmt: skip
+LLAMAS = [name for name in CONFIGS if name.startswith("llama") and name != "llama-dynamic"]
+OTHERS = "mistral mistral-window qwen2 qwen3 granite granite-factors smollm3 phi3 phi3-partial olmo2 gemma gemma2"
+FUSED = [*LLAMAS, *OTHERS.split(), "gemma3", "gemma3-two-ropes"]
 
 
 @pytest.fixture(autouse=True)

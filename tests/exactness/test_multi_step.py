@@ -22,6 +22,12 @@ from harness.native_steps import SHAPES, calls, engine_of, readable, requests, u
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 
 
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run as many steps on a busy machine."""
+    monkeypatch.setattr("cospec.native.multi_step.SECONDS", 1e9)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.metrics.engine import EngineMetrics
 from cospec.registry import DRAFTERS, POLICIES, PluginTable
-from cospec.runtime.async_engine import EngineStatus
+from cospec.runtime.engine_client import EngineStatus
 from cospec.server import responses
 from cospec.server.app import create_app
 from cospec.server.fields import BOOKKEEPING, REFUSED

@@ -19,7 +19,8 @@ import pytest
 from cospec.config import EngineConfig
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
-from cospec.runtime.async_engine import AsyncEngineClient, RequestRefused
+from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_core import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import Stop
 from cospec.sampling_params import SamplingParams

@@ -17,7 +17,7 @@ from cospec.vllm_options import ACCEPTED, without_vllm_options
 from harness.toys import toy_engine
 
 HARMLESS: dict[str, Any] = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "trust_remote_code": False, "seed": 0, "swap_space": 4,
+    "data_parallel_size": 1, "trust_remote_code": False, "seed": 0, "swap_space": 4,
     "enforce_eager": True, "disable_log_stats": False, "max_logprobs": 20, "load_format": "auto", "revision": None,
 }  # fmt: skip
 
@@ -33,8 +33,8 @@ def test_harmless_values_are_accepted_and_the_rest_is_left() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "way"),
     [
-        ("tensor_parallel_size", 2, "device"),
-        ("tensor_parallel_size", True, "device"),
+        ("data_parallel_size", 2, "device"),
+        ("data_parallel_size", True, "device"),
         ("trust_remote_code", True, "model folder"),
         ("seed", 42, "SamplingParams"),
         ("max_logprobs", 50, "20"),

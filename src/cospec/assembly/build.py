@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification
 from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, hub_of, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
-from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.assembly.sharding import load_target, refuse_shards
+from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
+from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.plugins import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
@@ -90,10 +92,10 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     options = load_options(config)
     speculative = resolve_speculation(config)
     _check(speculative)
-    options = replace(
-        options, budget=cache_budget([(str(path), options), *_drafting(speculative, config.model, options)])
-    )
-    target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
+    models = [(str(path), options), *_drafting(speculative, config.model, options)]
+    options = replace(options, budget=cache_budget(models), keep_states=_reads_states(speculative))
+    target, end_target = load_target(config, models, options)
+    options = replace(options, keep_states=False)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(
         target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
@@ -104,6 +106,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
         costs = _costs(target, drafter, path, speculative, config)
         text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
         components = assemble(target, drafter, speculative, config, text, costs)
+    components = replace(components, closers=(*components.closers, end_target))
     return _with_nodes(components, host), drafting(speculative, host.default_drafter)
 
 
@@ -144,10 +147,12 @@ def _costs(
 def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     """Load and connect the members of an ensemble; for a single model they are the model and its own drafter."""
     own = default_drafter(config.model)
-    given = config.models or [config.model, *([own] if own else [])]
+    models = config.models or [EnsembleMember(model=name) for name in (config.model, own) if name]
+    given = [member.model for member in models]
     if len(given) < 2:
         raise InvalidInput("models", words(", ".join(given)), "two models or more")
     build_blend(blend_options_of(config), len(given))
+    refuse_shards(config)
     speculative = _as_drafter(config.speculative_config or SpeculativeConfig())
     _check(speculative)
     check_speculation(speculative, config.collaboration)
@@ -157,9 +162,10 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     for name, path in zip(given, paths, strict=True):
         if not same_tokens(path, paths[0]):
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
-    members = [(str(path), options) for path in paths]
+    members = _members(models, paths, options)
     options = replace(options, budget=cache_budget([*members, *_drafting(speculative, given[0], options)]))
-    cast = LoadedModels(tuple(load_model(str(path), options) for path in paths), distinct(given))
+    loaded = tuple(load_model(path, replace(each, budget=options.budget)) for path, each in members)
+    cast = LoadedModels(loaded, distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options, config.native == "auto")
     text = TextInfo(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
@@ -178,6 +184,24 @@ def _with_nodes(components: EngineComponents, host: EngineHost) -> EngineCompone
     return components if host.nodes is None else replace(components, nodes=host.nodes.status)
 
 
+def _members(
+    models: Sequence[EnsembleMember], paths: Sequence[Path], options: LoadOptions
+) -> list[tuple[str, LoadOptions]]:
+    """Return path and options of each model of an ensemble.
+
+    Raises:
+        InvalidInput: a model has weights of an unknown dtype or quantization.
+    """
+    found = []
+    for number, (member, path) in enumerate(zip(models, paths, strict=True)):
+        found.append((str(path), options.of_model(member)))
+        try:
+            cache_budget(found[-1:])  # one model at a time, so that an error belongs to one
+        except InvalidInput as error:
+            raise error.within(f"models[{number}]") if error.field in member.model_fields_set else error from None
+    return found
+
+
 def assemble(
     target: Model,
     drafter: Drafter | None,
@@ -190,7 +214,10 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    verification = Verification(target, verifier, target.pages, target.max_len, TARGET, acceptance_methods, text)
+    pipelined = None if target.pipelined is None else PipelinedVerifier(target.pipelined, verifier)
+    verification = Verification(
+        target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
+    )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
     if reason is None and target.native_forward is not None:
@@ -285,7 +312,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
             weights = _weight_options(where, method, own)
             try:
-                found.append((str(resolve(name)), options.of_drafter(weights)))
+                found.append((str(resolve(name)), options.of_model(weights)))
                 cache_budget(found[-1:])  # one model at a time, so that an error belongs to one
             except ModelError as error:
                 raise ModelError(f"{where}: {error}" if where else str(error)) from None

@@ -111,7 +111,7 @@ class EngineHost:
 
     def _load(self, name: str, weights: WeightOptions) -> tuple[Model, Path]:
         path = resolve(name)
-        return load_model(str(path), self.options.of_drafter(weights)), path
+        return load_model(str(path), self.options.of_model(weights)), path
 
     def _same(self, model: Model, path: Path) -> bool:
         return model.vocab_size == self.target.vocab_size and same_tokens(path, self.target_path)

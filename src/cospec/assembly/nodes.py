@@ -43,7 +43,7 @@ def build_offers(config: EngineConfig, drafters: Sequence[Mapping[str, Any]]) ->
     models = [
         (
             str(resolve(own.get("model") or default_drafter(config.model) or config.model)),
-            options.of_drafter(_weights(own)),
+            options.of_model(_weights(own)),
         )
         for _, method, own in given
         if DRAFTERS.load(method).has_kv_cache

@@ -23,6 +23,7 @@ import numpy as np
 
 from cospec.bench.timing import Chunk, Timing
 from cospec.errors import InvalidInput
+from cospec.metrics.cost import price_per_million
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SLO_METRICS = ("ttft", "tpot", "e2el")
@@ -44,11 +45,13 @@ class Selection:
 
     Attributes:
         goodput: upper bounds of a good request in milliseconds, by metric; empty for no goodput.
+        cost_per_hour: the declared price of all machines; 0 for no price of tokens.
     """
 
     metrics: tuple[str, ...] = METRICS
     percentiles: tuple[float, ...] = (50.0, 99.0)
     goodput: Mapping[str, float] = field(default_factory=dict)
+    cost_per_hour: float = 0.0
 
 
 def latency(timing: Timing) -> Latency | None:
@@ -115,6 +118,9 @@ def summarise(timings: Sequence[Timing], duration: float, selection: Selection) 
         "output_throughput": _rate(written, duration),
         "total_token_throughput": _rate(read + written, duration),
     }
+    price = price_per_million(selection.cost_per_hour, written, duration)
+    if selection.cost_per_hour and price is not None:
+        figures["price_per_million_tokens"] = price
     if selection.goodput:
         good = sum(keeps(one, selection.goodput) for one in found)
         figures["request_goodput"] = _rate(good, duration)

@@ -35,6 +35,7 @@ ROWS = (
     ("total_output_tokens", "output tokens", 0),
     ("request_throughput", "requests/s", 2),
     ("request_goodput", "goodput, requests/s", 2),
+    ("price_per_million_tokens", "price of a million output tokens", 4),
     ("output_throughput", "output tokens/s", 1),
     ("total_token_throughput", "tokens/s, input and output", 1),
 )

@@ -112,6 +112,9 @@ class MetricFlags:
     metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each metric.", rich_help_panel=METRICS)] = (
         "50,99"
     )
+    cost_per_hour: Annotated[
+        float, typer.Option(min=0, help="Price of the machines, for a price of tokens.", rich_help_panel=METRICS)
+    ] = 0.0
 
     def selection(self, goodput: list[str] | None = None) -> Selection:
         """Parse the options.
@@ -125,6 +128,7 @@ class MetricFlags:
             measured.parse_metrics(self.percentile_metrics),
             measured.parse_percentiles(self.metric_percentiles),
             measured.parse_goodput(goodput or []),
+            self.cost_per_hour,
         )
 
 

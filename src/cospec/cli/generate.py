@@ -57,6 +57,8 @@ def generate(
     instruction_set: options.InstructionSet = None,
     native: options.Native = None,
     plugins: options.Plugins = None,
+    pipeline_parallel_size: options.PipelineParallelSize = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
     """Answer prompts from a file into a file; a second run continues after an interruption."""
     from cospec.cli.batch import Batch
@@ -96,6 +98,8 @@ def generate(
                 instruction_set=instruction_set,
                 native=native,
                 plugins=plugins or None,
+                pipeline_parallel_size=pipeline_parallel_size,
+                tensor_parallel_size=tensor_parallel_size,
             )
             chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)
             config = _speculation(speculative_config)

@@ -16,6 +16,7 @@ from cospec.cli import (
     bench,
     calibrate,
     chat,
+    cluster,
     doctor,
     generate,
     help,
@@ -85,6 +86,7 @@ for _command, _sources in _COMMANDS:
     app.command(cls=help.command_class(*_sources))(_command)
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
+app.add_typer(help.use_plain_help(cluster.app), name="cluster")
 app.add_typer(help.use_plain_help(node.app), name="node")
 
 

@@ -96,6 +96,12 @@ Native = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+PipelineParallelSize = Annotated[
+    int | None, typer.Option(help="Processes that share the target's layers.", rich_help_panel=ENGINE)
+]
+TensorParallelSize = Annotated[
+    int | None, typer.Option(help="Processes that share each layer's heads and columns.", rich_help_panel=ENGINE)
+]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(

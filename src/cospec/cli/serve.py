@@ -152,6 +152,8 @@ def serve(
     native: options.Native = None,
     plugins: options.Plugins = None,
     enable_prefix_caching: options.PrefixCaching = None,
+    pipeline_parallel_size: options.PipelineParallelSize = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
     # Every option has the name of its field, with these exceptions.

@@ -58,7 +58,8 @@ def _table(found: dict[str, Any]) -> Any:
         "batch",
         "tokens/step",
     )
-    table = Table(*head, box=None)
+    priced = any("price_per_million_tokens" in run for run in found["runs"])
+    table = Table(*head, *(["price/M tokens"] if priced else []), box=None)
     for run in found["runs"]:
         latency, accepted = run["latency"], run["acceptance"]
         figures = (latency["mean"], latency["p50"], latency["p99"], run["ttft"]["mean"])
@@ -71,5 +72,6 @@ def _table(found: dict[str, Any]) -> Any:
             "" if accepted is None else f"{accepted:.2f}",
             f"{run['mean_batch']:.1f}",
             f"{run['mean_batched_tokens']:.0f}",
+            *([f"{run['price_per_million_tokens']:.3g}"] if priced else []),
         )
     return table

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from cospec.core.types import (
     SchedulerOutput,
     StepOutput,
 )
-from cospec.errors import InvalidInput, failure
+from cospec.errors import InvalidInput, VerifierLost, failure
 from cospec.metrics.engine import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
 
@@ -181,6 +182,9 @@ class Engine:
         entries = step.submitted.entries
         try:
             result = self.execution_mode.collect(step.submitted)
+        except VerifierLost as error:
+            self._end_oldest(entries)
+            return self._recover(entries, error)
         except Exception as error:  # as in ``_submit``
             self._end_oldest(entries)
             return self._retry(entries, error)
@@ -220,6 +224,20 @@ class Engine:
         outputs = [StepOutput(entry, None, None, error=failure(error)) for entry in ended]
         _, events = self.output_processor.commit(outputs)
         self._end([entry.sequence for entry in ended])
+        return events
+
+    def _recover(self, failed: Sequence[ScheduledRequest], error: VerifierLost) -> list[Event]:
+        """Compute all running requests again: the target's caches are lost, and all steps in flight with these."""
+        self.counters.verifier_losses += 1
+        entries = list(failed)
+        while self._in_flight:
+            step = self._in_flight[0].submitted
+            with suppress(Exception):  # the verifier still uses the caches of steps that it has not answered
+                self.execution_mode.collect(step)
+            entries += step.entries
+            self._end_oldest(step.entries)
+        events = self._retry(entries, error)
+        self.execution_mode.free([sequence.id for sequence in self.scheduler.lose_cache()])
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:

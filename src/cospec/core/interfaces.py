@@ -55,6 +55,9 @@ class BlockManager(Protocol):
     def free(self, id: str) -> None:
         """Give back a sequence's pages. Unknown ids are ignored."""
 
+    def forget_contents(self) -> None:
+        """Offer no page for reuse any more: the contents of all pages are lost."""
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when a page is leaked, shared by mistake or counted wrongly."""
 
@@ -100,6 +103,10 @@ class Model(Protocol):
     @property
     def has_rollout(self) -> bool: ...
 
+    @property
+    def pipelined(self) -> PipelinedModel | None:
+        """The same model for several batches at a time; None where a batch is computed in the call."""
+
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return logits ``[R, V]`` of the rows that the slices ask for, in order.
 
@@ -118,6 +125,19 @@ class Model(Protocol):
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
+
+
+class PipelinedModel(Model, Protocol):
+    """A model that computes several batches at a time, in the order of their submission.
+
+    Attributes:
+        max_in_flight: batches that may be unfinished at the same time.
+    """
+
+    max_in_flight: int
+
+    def submit(self, batch: TokenBatch) -> Future[Tensor]:
+        """Like ``forward``; the logits arrive later. Raises as ``forward``, and ``VerifierLost``."""
 
 
 class Blend(Protocol):

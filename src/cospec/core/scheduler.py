@@ -116,6 +116,17 @@ class Scheduler:
                 given_up.append(sequence)
         return given_up
 
+    def lose_cache(self) -> list[RequestState]:
+        """Compute every running sequence again: the contents of the KV cache are lost. No sequence is in flight.
+
+        Returns the sequences, whose caches all components must free.
+        """
+        lost = list(self.running)
+        for sequence in lost:
+            self._requeue(sequence)
+        self.pages.forget_contents()
+        return lost
+
     def apply_commits(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
         """Offer computed prefixes for reuse after a step; mark and return the sequences that ended."""
         ended = []

@@ -38,19 +38,19 @@ class Calibration:
     """
 
     def __init__(self, held: Floats | None = None) -> None:
-        self._hits, self._seen = cells() if held is None else held
+        self._held = cells() if held is None else held
+        self._hits, self._seen = _numbers(self._held[0]), _numbers(self._held[1])
 
     def read(self, raw: float) -> float:
         """Return the calibrated confidence of a raw confidence, both from 0 to 1."""
         place = int(sqrt(raw) * BINS)
-        hits: float = self._hits.item(place)
-        seen: float = self._seen.item(place)
-        return (hits + PRIOR * raw) / (seen + PRIOR)
+        return (self._hits[place] + PRIOR * raw) / (self._seen[place] + PRIOR)
 
     def __call__(self, raw: Floats) -> Floats:
         """Calibrate an array of any shape, as ``read``."""
         bins = (np.sqrt(raw) * BINS).astype(np.int64)
-        return np.asarray((self._hits[bins] + PRIOR * raw) / (self._seen[bins] + PRIOR))
+        hits, seen = self._held
+        return np.asarray((hits[bins] + PRIOR * raw) / (seen[bins] + PRIOR))
 
     def learn(self, samples: Iterable[CalibrationSample]) -> None:
         """Count guesses that the committed tokens have verified."""
@@ -62,3 +62,8 @@ class Calibration:
                 seen[place] /= 2
             hits[place] += value
             seen[place] += 1.0
+
+
+def _numbers(values: Floats) -> memoryview[float]:
+    """Return the same storage; numpy reads and writes single numbers slowly."""
+    return values.data.cast("B").cast("d")

@@ -32,14 +32,15 @@ class UncommittedDraft:
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """Return the nodes that became ``tokens``, from the front on."""
-        path: list[int] = []
+        own, parents, path, above = self.tokens, self.parents, list[int](), -1
         for token in tokens:
-            above = path[-1] if path else -1
-            found = (n for n, at in enumerate(self.parents) if at == above and self.tokens[n] == token)
-            node = next(found, None)
-            if node is None:
+            for node in range(above + 1, len(own)):  # children come after their parent
+                if parents[node] == above and own[node] == token:
+                    break
+            else:
                 break
             path.append(node)
+            above = node
         return path
 
 
@@ -140,10 +141,10 @@ class DraftKVCache:
         place, assumed = self._places[context.id], context.assumed
         place.fed = len(place.own) - assumed
         self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.stable_len(context)))
-        shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
-        place.ahead = UncommittedDraft(
-            context.committed_len, place.fed, [*context.tokens[context.committed_len :], *tokens], shifted
-        )
+        if assumed:
+            parents = [*range(-1, assumed - 1), *[parent + assumed for parent in parents]]
+            tokens = [*context.tokens[-assumed:], *tokens]
+        place.ahead = UncommittedDraft(len(context.tokens) - assumed, place.fed, tokens, parents)
 
     def extend(self, id: str, tokens: Sequence[int]) -> int:
         """Record more fed tokens of a chain; returns the cache entry of the first one."""
@@ -171,7 +172,7 @@ class DraftKVCache:
                 continue
             path = ahead.path(commit.tokens)
             place.fed = ahead.start + len(path)
-            if path != list(range(len(path))):
+            if path and path[-1] >= len(path):  # not the first nodes
                 moved.append(Commit(commit.id, ahead.start, commit.tokens[: len(path)], tuple(path), place.fed))
         if moved:
             self.model.commit(moved)

@@ -282,7 +282,8 @@ def _likeliest_of(q: Floats, top_k: int) -> Floats:
     best = np.argpartition(-q, top_k - 1, axis=1)[:, :top_k]
     np.put_along_axis(kept, best, np.take_along_axis(q, best, 1), 1)
     totals = kept.sum(1, keepdims=True)
-    return np.divide(kept, totals, out=kept, where=totals > 0)
+    np.divide(kept, totals, out=kept, where=totals > 0)
+    return kept
 
 
 def _apply_rollout(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:

@@ -7,6 +7,7 @@ fed one token after the other, chosen by its caller. ``commit`` compares fed and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -68,5 +69,11 @@ class ModelStepwiseDrafter:
 
     def _fits(self, context: DraftContext, depth: int) -> bool:
         """Return whether the whole path fits; otherwise the drafter does not start."""
-        budget = self._kv_cache.open(context, DraftBudget(depth, depth))
+        budget = self._kv_cache.open(context, _chain(depth))
         return budget is not None and budget.depth == depth
+
+
+@cache
+def _chain(depth: int) -> DraftBudget:
+    """The budget of a chain."""
+    return DraftBudget(depth, depth)

@@ -58,6 +58,11 @@ class EnsembleKVManager:
         """Reserve room in all caches; if one cache is full, the sequence keeps its room in the others."""
         return all([pool.allocate(id, length) for pool in self._pools])
 
+    def forget_contents(self) -> None:
+        """Offer no page of any member for reuse."""
+        for pool in self._pools:
+            pool.forget_contents()
+
     def cache_blocks(self, id: str, tokens: Sequence[int], computed: int) -> None:
         """Offer what each model has computed of ``tokens[:computed]``."""
         for model, pool in enumerate(self._pools):

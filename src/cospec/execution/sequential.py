@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import StepContext
@@ -58,7 +57,9 @@ class Sequential:
         if runner is not None and sound:
             given = {entry.sequence.id: drafts.get(entry.sequence.id) for entry in asked}
             outputs, times = runner.run(sound, plan.max_steps, given)
-            future, times = FinishedFuture(outputs), replace(times, draft=times.draft + drafting) if given else times
+            future = FinishedFuture(outputs)
+            if given:
+                times = StepTimes(times.draft + drafting, times.target, times.each)
         else:
             future = components.verifier.submit(sound, drafts) if sound else future
             times = StepTimes(drafting, components.clock() - drafted)

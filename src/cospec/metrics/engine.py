@@ -20,6 +20,7 @@ class EngineMetrics:
     steps_in_flight: int = 0  # submitted and not collected
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
+    verifier_losses: int = 0  # after which the target's KV cache was computed again
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     prompt_tokens: int = 0
@@ -42,6 +43,7 @@ class EngineMetrics:
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
+    engines: int = 1  # more in the joined metrics of several replicas
 
 
 class Counters:
@@ -54,7 +56,7 @@ class Counters:
         self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
-        self.native = 0
+        self.native = self.verifier_losses = 0
         self.prompt_tokens = self.prefix_hits = self.generated = self.steps = 0
         self.divergence, self.relaxed_tokens = 0.0, 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
@@ -103,6 +105,7 @@ class Counters:
             requests_waiting=waiting,
             kv_cache_usage=usage,
             num_preemptions=preemptions,
+            verifier_losses=self.verifier_losses,
             prefix_cache_queries=self.prompt_tokens,
             prefix_cache_hits=self.prefix_hits,
             prompt_tokens=self.prompt_tokens,

@@ -14,6 +14,7 @@ from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder
 from cospec.native import library
+from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.registry import DRAFTERS
 
 INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"
@@ -25,7 +26,7 @@ class EngineSummary:
 
     Attributes:
         models: name and number of parameters of each model of the output distribution.
-        dtype: of the weights.
+        dtype: of the weights, or their quantization; several names where models differ.
         kernels: the CPU kernels in use, or why native kernels are missing.
         drafting: the drafter and its policy.
         kv_cache_tokens: capacity of the KV cache in tokens.
@@ -61,19 +62,29 @@ def summarize(
         paths: folders of the models of the output distribution.
         tokens: capacity of the KV cache, and length of the longest sequence.
     """
-    names = config.models or [config.model]
+    names = [member.model for member in config.models or ()] or [config.model]
     if len(names) < len(paths):
         names = [path.name for path in paths]
-    dtype = str(weights_dtype(paths[0], config.dtype)).removeprefix("torch.")
     return EngineSummary(
         models=tuple((name, parameters(path)) for name, path in zip(names, paths, strict=True)),
         device=str(device),
-        dtype=config.quantization or dtype,
+        dtype=", ".join(dict.fromkeys(_formats(config, paths))),
         kernels=kernels(config, device),
         drafting=drafting,
         kv_cache_tokens=tokens[0],
         max_model_len=tokens[1],
     )
+
+
+def _formats(config: EngineConfig, paths: Sequence[Path]) -> list[str]:
+    """Return dtype or quantization of each model."""
+    found = []
+    members: Sequence[WeightOptions] = config.models or [LIKE_TARGET] * len(paths)
+    for path, own in zip(paths, members, strict=True):
+        weights = own if own.given else WeightOptions(dtype=config.dtype, quantization=config.quantization)
+        dtype = str(weights_dtype(path, weights.dtype or "auto")).removeprefix("torch.")
+        found.append(weights.quantization or dtype)
+    return found
 
 
 def parameters(folder: Path) -> int:

@@ -130,6 +130,15 @@ class BlockPool:
                 else:
                     self._free[page] = None
 
+    def forget_contents(self) -> None:
+        """Make no page findable: the contents of all pages are lost."""
+        for index in (self._page_of, self._key_of, self._chain_of):
+            index.clear()
+        self._free.update(self._idle)
+        self._idle.clear()
+        for holding in self._holdings.values():
+            holding.chains.clear()
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if a page is leaked, held twice by mistake or indexed under a wrong key."""
         held: dict[int, int] = {}

@@ -7,6 +7,7 @@ layers and refuses unsupported models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -112,12 +113,31 @@ def refusal(config: Any, reason: str) -> ModelError:
     )
 
 
-def _call(model: nn.Module, packed_ids: Tensor, positions: Tensor, calls: LayerCalls, keep: Tensor | None) -> Tensor:
+def _call(
+    model: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor, calls: LayerCalls, keep: Tensor | None
+) -> Tensor:
     options: dict[str, Any] = {} if keep is None else {"logits_to_keep": keep}
     logits: Tensor = model(
-        input_ids=packed_ids[None], position_ids=positions[None], use_cache=False, cospec_calls=calls, **options
+        **inputs, position_ids=positions[None], use_cache=False, cospec_calls=calls, **options
     ).logits
     return logits[0].float()
+
+
+def call_layers(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    positions: Tensor,
+    cache: KVCache,
+    attend: LayerAttend,
+    rows: Tensor,
+) -> Tensor:
+    """Return float32 logits of ``rows``; the layers attend entries of ``cache``.
+
+    Args:
+        inputs: ``input_ids`` ``[1, T]`` or ``inputs_embeds`` ``[1, T, hidden]``.
+        positions: ``[T]``.
+    """
+    return _call(model, inputs, positions, _Forward(cache, attend), rows)
 
 
 @torch.inference_mode()
@@ -131,7 +151,8 @@ def probe(model: Any) -> list[LayerShape]:
     device = next(model.parameters()).device
     seen = _Probe()
     try:
-        _call(model, torch.tensor([0, 1], device=device), torch.tensor([0, 1], device=device), seen, None)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        _call(model, {"input_ids": ids}, torch.arange(2, device=device), seen, None)
     except _Refused as error:
         raise refusal(model.config, str(error)) from None
     except Exception as error:
@@ -164,7 +185,8 @@ def score(model: Any, cache: KVCache, attention: AttentionBackend) -> Score:
         wanted = rows.shape[0]
         if not wanted:
             rows = rows.new_zeros(1)  # some output layers refuse an empty batch
-        return _call(model, batch.ids, batch.positions, _Forward(cache, attention.prepare(batch)), rows)[:wanted]
+        inputs = {"input_ids": batch.ids[None]}
+        return call_layers(model, inputs, batch.positions, cache, attention.prepare(batch), rows)[:wanted]
 
     return forward
 

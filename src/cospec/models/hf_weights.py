@@ -44,8 +44,7 @@ def hf_model(folder: Path, config: Any, dtype: torch.dtype, **options: Any) -> t
 
     options |= {"config": config, "dtype": dtype, "output_loading_info": True}
     tensors = options.pop("tensors", None)
-    source = open_source(folder)
-    if tensors is None and source.packed:
+    if tensors is None and (source := open_source(folder)).packed:
         tensors = {name: source.read(name).to(dtype) for name in source.shapes}
     found: Any
     if tensors is not None:

@@ -8,7 +8,8 @@ and rollback of a chain copy nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,10 @@ from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
+
+SERIAL_SIZE = 1 << 15  # numbers in an operation that torch runs on one thread; its workers would delay native code
+Tables = Callable[[str], Sequence[int]]
+"""The pages of a sequence in order."""
 
 
 class BlockTables(BlockManager, Protocol):
@@ -76,56 +81,78 @@ class KVCache:
         self.pages = pages
         self.device = device
 
-        def allocate(shape: LayerShape) -> Tensor:
+        def allocate(shape: LayerShape, layers: int) -> Tensor:
+            """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, dim]``."""
             if by_head:
-                size = (shape.heads, pages.num_pages, pages.page_size, shape.dim)
-                return torch.zeros(size, dtype=dtype, device=device).transpose(0, 1)
-            return torch.zeros((pages.num_pages, shape.heads, pages.page_size, shape.dim), dtype=dtype, device=device)
+                size = (2 * layers, shape.heads, pages.num_pages, pages.page_size, shape.dim)
+                return torch.zeros(size, dtype=dtype, device=device).transpose(1, 2)
+            size = (2 * layers, pages.num_pages, shape.heads, pages.page_size, shape.dim)
+            return torch.zeros(size, dtype=dtype, device=device)
 
-        self.layers = tuple(LayerBlocks(allocate(shape), allocate(shape)) for shape in shapes)
+        counts = Counter(shapes)
+        self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}
+        free = {shape: iter(entries.unbind()) for shape, entries in self._entries.items()}
+        self.layers = tuple(LayerBlocks(next(free[shape]), next(free[shape])) for shape in shapes)
+
+    def pack_with(self, batch: TokenBatch, tables: Mapping[str, Sequence[int]]) -> InputBatch:
+        """Pack ``batch`` with page tables that another process assigned."""
+        return pack(batch, tables, self.pages.page_size, self.device)
 
     def pack(self, batch: TokenBatch, ahead: int = 0) -> InputBatch:
         """Pack ``batch`` with this cache's page tables, which cover ``ahead`` more tokens."""
         return pack(batch, self.pages.table, self.pages.page_size, self.device, ahead)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Move the entries of accepted nodes to the end of the known tokens.
-
-        Node ``i`` of the sequence's last forward is at entry ``base_len + i``. An accepted path that is a prefix of the
-        nodes moves nothing; the path of a chain always is a prefix.
-        """
-        sources: list[int] = []
-        targets: list[int] = []
-        for commit in commits:
-            moved = [(node, place) for place, node in enumerate(commit.path) if node != place]
-            if not moved:
-                continue
-            try:
-                table = self.pages.table(commit.id)
-            except KeyError:
-                continue  # finished and freed already
-            sources += self._slots(table, [commit.base_len + node for node, _ in moved])
-            targets += self._slots(table, [commit.base_len + place for _, place in moved])
-        if sources:
-            self._copy(sources, targets)
+        """Move the entries of accepted nodes to the end of the known tokens, see ``accepted_moves``."""
+        self.copy(*accepted_moves(commits, self.pages))
 
     def move(self, table: Sequence[int], from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         """Copy entries of one sequence to other places of the sequence; all reads precede all writes."""
-        self._copy(self._slots(table, from_indices), self._slots(table, to_indices))
+        size = self.pages.page_size
+        self.copy(_slots(table, from_indices, size), _slots(table, to_indices, size))
 
     def free(self, ids: Sequence[str]) -> None:
         """Free the pages of sequences. Unknown ids are ignored."""
         for id in ids:
             self.pages.free(id)
 
-    def _slots(self, table: Sequence[int], indices: Sequence[int]) -> list[int]:
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy entries between slots of all layers: slot ``s`` is entry ``s % page_size`` of its page."""
+        if not len(sources):
+            return
+        slots = torch.tensor([sources, targets], device=self.device)
         size = self.pages.page_size
-        return [table[index // size] * size + index % size for index in indices]
+        places = torch.cat([slots // size, slots % size])  # rows: page read, page written, slot read, slot written
+        for entries in self._entries.values():  # one operation for all layers of a shape
+            most = len(sources)
+            if self.device.type == "cpu":
+                most = max(1, SERIAL_SIZE // (len(entries) * entries.shape[2] * entries.shape[4]))
+            parts = [part.unbind() for part in places.split(most, 1)]
+            read = [entries[:, page, :, slot] for page, _, slot, _ in parts]
+            for (_, page, _, slot), values in zip(parts, read, strict=True):
+                entries[:, page, :, slot] = values
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        size = self.pages.page_size
-        source, target = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
-        from_page, from_slot, to_page, to_slot = source // size, source % size, target // size, target % size
-        for layer in self.layers:
-            for entries in (layer.keys, layer.values):
-                entries[to_page, :, to_slot] = entries[from_page, :, from_slot]
+
+def accepted_moves(commits: Sequence[Commit], pages: BlockTables) -> tuple[list[int], list[int]]:
+    """Return the slots that accepted nodes move from and to.
+
+    Node ``i`` of the sequence's last forward is at entry ``base_len + i``. An accepted path that is a prefix of the
+    nodes moves nothing; the path of a chain always is a prefix.
+    """
+    sources: list[int] = []
+    targets: list[int] = []
+    for commit in commits:
+        moved = [(node, place) for place, node in enumerate(commit.path) if node != place]
+        if not moved:
+            continue
+        try:
+            table = pages.table(commit.id)
+        except KeyError:
+            continue  # finished and freed already
+        sources += _slots(table, [commit.base_len + node for node, _ in moved], pages.page_size)
+        targets += _slots(table, [commit.base_len + place for _, place in moved], pages.page_size)
+    return sources, targets
+
+
+def _slots(table: Sequence[int], indices: Sequence[int], size: int) -> list[int]:
+    return [table[index // size] * size + index % size for index in indices]

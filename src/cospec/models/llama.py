@@ -7,7 +7,7 @@ kernels run the whole forward in one call; other devices run the same operations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
 from cospec.models.model_runner import Forwards
+from cospec.models.shard import Shard, SumShards
 from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
 
@@ -111,6 +112,30 @@ class FusedLlama:
         return self.runner.states(batch, layers)
 
 
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """How the layers of a stage differ from those of a whole model.
+
+    Attributes:
+        last: whether the stage has the model's last layer.
+        sum: the sum over the shards of the stage; None for one shard.
+    """
+
+    last: bool = True
+    sum: SumShards | None = None
+
+    def total(self, product: Tensor) -> Tensor:
+        """Return the sum of a product over the shards."""
+        if self.sum is None:
+            return product
+        total = product.float().cpu().contiguous()
+        self.sum(total)
+        return total.to(product)
+
+
+WHOLE = StagePart()
+
+
 class _Decoded(NamedTuple):
     """A linear layer with the value of its weight."""
 
@@ -171,12 +196,29 @@ class TorchRunner:
         cap = factors.logit_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 
+    def head(self, x: Tensor) -> Tensor:
+        """Return float32 logits ``[R, V]`` of states after the last layer."""
+        return self._logits(self._norm(x, self._weights.final_norm))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return states ``[T, hidden]`` before the first layer."""
+        x, factor = F.embedding(ids, self._embedding), self._weights.factors.embedding
+        return x if factor == 1.0 else x * factor
+
     @torch.no_grad()
     def _hidden(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
+        x = self.run_layers(batch, self.embed(batch.ids), layers, attend)
+        return self._norm(x, self._weights.final_norm)
+
+    def run_layers(
+        self, batch: InputBatch, x: Tensor, layers: Sequence[LayerBlocks], attend: LayerAttend, stage: StagePart = WHOLE
+    ) -> Tensor:
+        """Return the states after the layers: of the rows with logits after the model's last layer, else of all rows.
+
+        Args:
+            x: states ``[T, hidden]`` before the layers.
+        """
         w = self._weights
-        x = F.embedding(batch.ids, self._embedding)
-        if w.factors.embedding != 1.0:
-            x = x * w.factors.embedding
         turns = [self._turn(batch, frequencies) for frequencies in w.frequencies]
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
             normed = self._norm(x, layer.attention_norm)
@@ -186,13 +228,13 @@ class TorchRunner:
             q, k = (self._heads(part, norm, turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
             shape = AttentionShape(w.scale, layer.window, w.factors.attention_softcap or None)
             attended = attend(q, k, v.unflatten(-1, (-1, w.dim)), pages, shape).flatten(1)
-            if layer is w.layers[-1]:
+            if stage.last and layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
-            x = self._added(x, output.product(attended), layer.after_attention)
+            x = self._added(x, stage.total(output.product(attended)), layer.after_attention)
             gate, up = gate_up.product(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             gate = F.silu(gate) if w.activation == "silu" else F.gelu(gate, approximate="tanh")
-            x = self._added(x, down.product(gate * up), layer.after_mlp)
-        return self._norm(x, w.final_norm)
+            x = self._added(x, stage.total(down.product(gate * up)), layer.after_mlp)
+        return x
 
     def _turn(self, batch: InputBatch, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines ``[T, 1, R / 2]``."""
@@ -215,6 +257,23 @@ class TorchRunner:
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""
         return x if weight is None else F.rms_norm(x.float(), weight.shape, weight, self._weights.eps).to(x.dtype)
+
+
+class TorchStage:
+    """The forward of a stage in torch, see ``stage.PackedStage``."""
+
+    def __init__(
+        self, weights: LlamaWeights, cache: KVCache, attention: AttentionBackend, shard: Shard, sum: SumShards | None
+    ) -> None:
+        self._runner, self._weights, self._cache = TorchRunner(weights, attention), weights, cache
+        self._part = StagePart(shard.last, sum)
+
+    def __call__(self, batch: InputBatch, states: Tensor | None) -> Tensor:
+        """See ``stage.PackedStage``."""
+        table, runner = self._weights.embedding, self._runner
+        x = runner.embed(batch.ids) if states is None else states.to(table.dtype)
+        x = runner.run_layers(batch, x, self._cache.layers, runner.attention.prepare(batch), self._part)
+        return runner.head(x) if self._part.last else x
 
 
 def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

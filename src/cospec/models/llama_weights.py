@@ -136,6 +136,8 @@ def why_not(config: Any) -> str:
     for rope in _ropes(config):
         if rope.get("rope_type", "default") not in ROPE_TYPES:
             return f"has rotary embeddings of type {rope['rope_type']}"
+    if len(_ropes(config)) > 1 and any(rope.get("rope_type") in ("yarn", "longrope") for rope in _ropes(config)):
+        return "scales the rotary embeddings of some layers"
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(dim * _ropes(config)[0].get("partial_rotary_factor", 1.0))
     if dim % 8 or dim > operators.MAX_DIM:
@@ -207,7 +209,7 @@ class _Layers(Sequence[LayerWeights]):
             return self.linear(f"model.layers.{number}.{part}", layer.get_submodule(part))
 
         if config.model_type == "phi3":
-            qkv = (linear("self_attn.qkv_proj"),)
+            qkv = joined([linear("self_attn.qkv_proj")])
             gate, up = halves(linear("mlp.gate_up_proj"))
         else:
             qkv = joined([linear(f"self_attn.{part}_proj") for part in "qkv"])

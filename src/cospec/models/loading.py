@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,7 +21,8 @@ from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
-from cospec.models.llama import FusedLlama, read_weights, why_not
+from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
+from cospec.models.load_options import LoadOptions
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, merge, read_adapter
 from cospec.models.memory import (
     CacheBudget,
@@ -30,58 +31,29 @@ from cospec.models.memory import (
     MemoryPlan,
     PlannedWeights,
     divide,
+    length_of,
     need_of,
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
+from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
+from cospec.models.stage import PythonStage, StageForward
+from cospec.models.tokenizer import load_tokenizer
 from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
-from cospec.options import WeightOptions
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "memory_plan", "resolve", "weights_dtype"]
+__all__ = [
+    "LoadOptions",
+    "cache_budget",
+    "check_division",
+    "load_model",
+    "load_stage",
+    "load_tokenizer",
+    "memory_plan",
+    "resolve",
+    "weights_dtype",
+]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """Options of loading a model; the names are those of ``EngineConfig``.
-
-    Attributes:
-        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU sums and states are always float32;
-            ``bfloat16`` rounds the inputs of products to bfloat16.
-        max_model_len: tokens of one sequence; None is the model's limit, or the cache's capacity if smaller.
-        cache_bytes: of the KV cache, or of all models' KV caches; None takes a share of the free memory.
-        budget: the shared budget of several models, see ``cache_budget``; None for a single model.
-        max_num_seqs: number of running sequences, which bounds an automatic cache size.
-        fused: ``auto`` runs supported Llama-family models in the hand-written forward; ``never`` runs transformers.
-        instruction_set: of the CPU kernels in the process that loads the model.
-        keep_states: keep the hidden states of every forward in ``Model.states``.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    linear_backend: str = "auto"
-    attention_backend: str = "auto"
-    quantization: str | None = None
-    max_model_len: int | None = None
-    cache_bytes: int | None = None
-    budget: CacheBudget | None = None
-    max_num_seqs: int = 64
-    gpu_memory_utilization: float = 0.9
-    prefix_caching: bool = True
-    page_size: int = 16
-    fused: Literal["auto", "never"] = "auto"
-    instruction_set: str = "auto"
-    keep_states: bool = False
-
-    def of_drafter(self, weights: WeightOptions) -> LoadOptions:
-        """Return these options of the target with a drafter's own weights, for the drafter's own longest sequence."""
-        if not weights.given:
-            return replace(self, max_model_len=None)
-        return replace(self, max_model_len=None, dtype=weights.dtype or "auto", quantization=weights.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +147,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
         recipes = [_recipe(name, own) for name, own in models]
         needs = [_need(recipe) for recipe in recipes]
         target, config = recipes[0], hf_config(recipes[0].name, recipes[0].folder)
-        length = _limit(config.get_text_config(), target)
+        length = length_of(config.get_text_config(), target.name, options.max_model_len)
     token = sum(need.token for need in needs)
     budget = divide(needs, target.device, options.gpu_memory_utilization, options.cache_bytes)
     room = KVRoom(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
@@ -232,26 +204,6 @@ def _need(recipe: _Recipe) -> MemoryNeed:
     return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model's folder; an adapter without a tokenizer has its base's.
-
-    Raises:
-        ModelError: no tokenizer exists, or its reading would run code of the folder.
-    """
-    from transformers import AutoTokenizer
-
-    folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
-    with hf_logging_off():
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:
-            # Many libraries read tokenizers and may raise anything.
-            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error
-    return tokenizer
-
-
 def _assemble(recipe: _Recipe) -> Model:
     from cospec.models import hf
 
@@ -262,12 +214,80 @@ def _assemble(recipe: _Recipe) -> Model:
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.format, recipe.read)
     shapes = hf.probe(model)
+    attention, cache, max_len = _checked(model, shapes, config, recipe)
+    return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
+
+
+def _checked(
+    model: Any, shapes: list[LayerShape], config: Any, recipe: _Recipe
+) -> tuple[AttentionBackend, KVCache, int]:
+    """Prepare a transformers model: attention, cache and length limit, and linear layers of the recipe."""
+    from cospec.models import hf
+
     attention = _attention(recipe, shapes)
     cache, max_len = _cache(config, shapes, attention, recipe)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
     hf.check_packing(model, trial, attention)
-    return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
+    return attention, cache, max_len
+
+
+def check_division(name: str, options: LoadOptions) -> int:
+    """Check that a model divides into ``options.shard.stages`` by ``options.shard.ranks`` parts.
+
+    Returns:
+        The size of the model's vocabulary.
+
+    Raises:
+        ModelError, InvalidInput: as in ``load_stage``; no weights are loaded.
+    """
+    with hf_logging_off():
+        recipe = _recipe(name, options)
+        config, shard = hf_config(recipe.name, recipe.folder), options.shard
+        check_shards(config, shard.stages, shard.ranks)
+    if recipe.adapter is not None:
+        raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for a LoRA adapter")
+    if recipe.source.packed:
+        raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for weights that the file stores packed")
+    if shard.ranks > 1 and options.quantization is not None:
+        raise InvalidInput("tensor_parallel_size", shard.ranks, f"1 with quantization {options.quantization}")
+    return int(config.vocab_size)
+
+
+def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) -> StageForward:
+    """Load the part ``options.shard`` of a model, with a KV cache of ``options.num_pages`` for its layers.
+
+    Args:
+        sum: the sum over the shards of the stage; None for one shard.
+
+    Raises:
+        ModelError, InvalidInput: as in ``load_model``, also if the model does not divide so.
+    """
+    from cospec.models import hf, hf_stage
+
+    with hf_logging_off():
+        recipe = _recipe(name, options)
+        whole = hf_config(name, recipe.folder)
+        check_shards(whole, options.shard.stages, options.shard.ranks)
+        config = shard_config(whole, options.shard)
+        fused = _takes_fused(config, recipe)
+        model = _weights(config, recipe, recipe.dtype if fused else recipe.cache_dtype)
+        if not fused:
+            if recipe.device.type == "cpu":
+                replace_linears(model, recipe.linear, recipe.format)
+            shapes = hf.probe(model)
+            attention, cache, _ = _checked(model, shapes, config, recipe)
+            own = hf_stage.HFStage(model, whole, cache, attention, options.shard, sum)
+            return PythonStage(own, cache, options.shard)
+        weights = read_weights(model, recipe.format)
+        shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
+        attention = _attention(recipe, shapes)
+        cache, max_len = _cache(config, shapes, attention, recipe)
+    if recipe.device.type == "cpu":
+        from cospec.native.llama_stage import NativeStage
+
+        return NativeStage(weights, cache, (whole.vocab_size, max_len), options.shard, sum)
+    return PythonStage(TorchStage(weights, cache, attention, options.shard, sum), cache, options.shard)
 
 
 def _fused_model(config: Any, recipe: _Recipe) -> Model:
@@ -297,7 +317,7 @@ def _attention(recipe: _Recipe, shapes: Sequence[LayerShape]) -> AttentionBacken
 
 def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, recipe: _Recipe) -> tuple[KVCache, int]:
     """Build the KV cache in the layout of the attention, and the length limit of a sequence."""
-    length = _limit(config.get_text_config(), recipe)
+    length = length_of(config.get_text_config(), recipe.name, recipe.options.max_model_len)
     if length.cut:
         log.warning("a sequence of %s has at most %d tokens: %s", recipe.name, length.allowed, length.cut)
     pages, max_len = _pages(shapes, recipe.cache_dtype, length.allowed, recipe)
@@ -328,6 +348,8 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence
     try:
         loaded = torch.float32 if merged else dtype
         tensors = recipe.source.state_dict(loaded, without) if recipe.direct else None
+        if not recipe.options.shard.whole:
+            tensors = part_tensors(config, hf_config(recipe.name, recipe.folder), recipe.options.shard, recipe.folder)
         options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
         model, report = hf_model(recipe.folder, config, loaded, **options)
     except Exception as error:
@@ -346,38 +368,12 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence
     return model.to(recipe.device).eval().requires_grad_(False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Length:
-    """The length limit of a sequence in tokens, and why the limit is below the configuration's."""
-
-    allowed: int
-    cut: str = ""
-
-
-def _limit(config: Any, recipe: _Recipe) -> _Length:
-    """Return the length limit of a sequence: the model's positions, or the user's limit."""
-    limit: Any = getattr(config, "max_position_embeddings", None)
-    kept, cut = limit, ""
-    given = getattr(config, "rope_parameters", None) or {}
-    for rope in (given, *given.values()):  # of the model, or of each kind of layer
-        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond this length the whole batch would switch to other frequencies, for sequences of any length.
-            kept = rope.get("original_max_position_embeddings") or limit
-    if kept != limit:
-        cut = f"its long-rope frequencies change for the whole batch beyond {kept} of its {limit} positions"
-    requested = recipe.options.max_model_len
-    if kept is None and requested is None:
-        raise ModelError(f"The model {recipe.name} has no length limit in its configuration; set max_model_len.")
-    if requested is not None and (requested < 2 or (kept is not None and requested > kept)):
-        reason = f", since {cut}" if cut else ""
-        raise InvalidInput("max_model_len", requested, f"2 to {kept}, the positions of {recipe.name}{reason}")
-    return _Length(int(requested if requested is not None else kept), cut if requested is None else "")
-
-
 def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[BlockPool, int]:
     """Build the page pool, and return the length limit of a sequence."""
     options = recipe.options
     size = options.page_size
+    if options.num_pages is not None:
+        return BlockPool(options.num_pages, size, options.prefix_caching), min(limit, options.num_pages * size)
     budget = options.budget or divide(
         [MemoryNeed(0, 0)], recipe.device, options.gpu_memory_utilization, options.cache_bytes
     )  # the weights are in memory already

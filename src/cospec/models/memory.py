@@ -148,3 +148,35 @@ def pages_for(
             "gpu_memory_utilization, or kv_cache_memory_bytes."
         )
     return count if budget.given else min(count, room.sequences * -(-room.length // page_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The length limit of a sequence in tokens, and why the limit is below the configuration's."""
+
+    allowed: int
+    cut: str = ""
+
+
+def length_of(config: Any, name: str, requested: int | None) -> Length:
+    """Return the length limit of a sequence of the model ``name``: the model's positions, or the user's limit.
+
+    Raises:
+        ModelError: the configuration has no limit, and the user gives none.
+        InvalidInput: the model has fewer positions than the user requests.
+    """
+    limit: Any = getattr(config, "max_position_embeddings", None)
+    kept, cut = limit, ""
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *given.values()):  # of the model, or of each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # Beyond this length the whole batch would switch to other frequencies, for sequences of any length.
+            kept = rope.get("original_max_position_embeddings") or limit
+    if kept != limit:
+        cut = f"its long-rope frequencies change for the whole batch beyond {kept} of its {limit} positions"
+    if kept is None and requested is None:
+        raise ModelError(f"The model {name} has no length limit in its configuration; set max_model_len.")
+    if requested is not None and (requested < 2 or (kept is not None and requested > kept)):
+        reason = f", since {cut}" if cut else ""
+        raise InvalidInput("max_model_len", requested, f"2 to {kept}, the positions of {name}{reason}")
+    return Length(int(requested if requested is not None else kept), cut if requested is None else "")

@@ -86,6 +86,11 @@ class ModelRunner:
         """Whether the forward is native, see ``Model.has_rollout``."""
         return self._forwards.native_forward is not None
 
+    @property
+    def pipelined(self) -> None:
+        """A batch is computed in the call."""
+        return None
+
     def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Choose and feed tokens of each slice, see ``Model.rollout``."""
         native_forward = self._forwards.native_forward

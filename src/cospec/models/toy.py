@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import NativeForward
+from cospec.core.interfaces import NativeForward, PipelinedModel
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.tree import path_to
 from cospec.core.types import Commit
@@ -45,6 +45,7 @@ class ToyModel:
         self.states: Tensor | None = None
         self.native_forward: NativeForward | None = None
         self.has_rollout = False
+        self.pipelined: PipelinedModel | None = None
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:

@@ -61,6 +61,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_llama_forward": ([c_void_p, c_void_p, c_void_p], None),
     "cospec_llama_hidden_states": ([c_void_p, c_void_p, c_void_p, c_void_p], None),
     "cospec_llama_score": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "cospec_llama_stage": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_llama_rollout": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_multi_step": ([c_void_p], c_long),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import add
 
@@ -22,6 +23,7 @@ from cospec.core.model_io import SequenceSlice
 from cospec.core.plugins import Drafter
 from cospec.core.rng import Floats
 from cospec.core.stats import StepTimes
+from cospec.core.tree import chain
 from cospec.core.types import (
     Draft,
     RequestState,
@@ -50,7 +52,7 @@ NATIVE_OFF = "native off"
 MAX_LOGITS_BYTES = 32 << 20  # of the rows that one call of several steps hands back
 _SLOT = structs.packer(structs.RequestSlot, without="params")  # ``NativeRequest.words`` follow
 _TASK = structs.packer(structs.MultiStepTask)
-_HEADER = 4  # words of an output row before the draft tokens
+_HEADER = 4  # words of an output row before its tokens or nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class _Call:
     def __init__(self, num_drafting: int, draft_len: int) -> None:
         self.num_drafting, self.draft_len = num_drafting, draft_len  # of drafts that the library makes
         self.slots: list[_Slot] = []
+        self.longest = draft_len  # nodes of the longest draft
         self.packed, self.tokens = array("B"), array("q")
         self.held: list[array[int] | Floats] = []
 
@@ -102,6 +105,7 @@ class _Call:
         if draft is None:
             return 0, 0, 0
         tokens, parents, q = array("q", draft.tokens), array("q", draft.parents), 0
+        self.longest = max(self.longest, len(tokens))
         self.held += [tokens, parents]
         if draft.q is not None:
             probs = np.ascontiguousarray(draft.q, dtype=np.float64)
@@ -158,7 +162,7 @@ class NativeMultiStep:
                 reasons[id] = reason
             elif budget.depth:
                 drafting.append(id)
-            if budget.depth:
+            if budget.depth and self._drafter is not None:
                 lengths.append((id, len(entry.sequence.tokens) + max(ahead, room(budget))))
         if drafting and self._drafter is not None and not self._drafter.kv_cache.model.pages.can_allocate(lengths):
             reasons |= dict.fromkeys(drafting, NO_ROOM)
@@ -193,7 +197,7 @@ class NativeMultiStep:
         tasks, slices = self._verifier.lay_out([entries[place] for place in order], given)
         for place, task, part in zip(order, tasks, slices, strict=True):
             self._add(call, task, part, depths[place], steps * (longest + 1))
-        with one_torch_thread():
+        with one_torch_thread() if call.reads_rows else nullcontext():  # torch handles rows of logits alone
             return self._execute(call, 1 if drafts or call.defers else steps)
 
     def free(self, ids: Sequence[str]) -> None:
@@ -212,7 +216,7 @@ class NativeMultiStep:
             assert cached is not None, "``supports`` found room"
             fed, own = cached, self._drafter.forward.pages(sequence.id)
         verified = task.count > 0
-        odd = draft is not None and not (native.verifies and draft.is_chain)
+        odd = draft is not None and not native.verifies
         deferred = wants_prompt_rows(sequence) or (verified and (native.edits or odd))
         nodes = 0 if draft is None else len(draft.tokens)
         known_rows = task.last - task.first - nodes
@@ -228,7 +232,7 @@ class NativeMultiStep:
 
     def _execute(self, call: _Call, steps: int) -> tuple[list[StepOutput], StepTimes]:
         """Run the library, and read its outputs."""
-        count, width = len(call.slots), _HEADER + call.draft_len
+        count, width = len(call.slots), _HEADER + call.longest
         logits = None
         if call.reads_rows:
             rows = call.num_rows
@@ -239,7 +243,7 @@ class NativeMultiStep:
         own = (0, 0) if self._drafter is None else self._drafter.forward.handles
         task = _TASK.pack(
             *self._target.handles, *own, start(call.packed), start(call.tokens), count, call.num_drafting,
-            call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), start(fed), start(seconds),
+            call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), width, start(fed), start(seconds),
             0 if logits is None else logits.data_ptr(),
         )  # fmt: skip
         steps = self._run(task)
@@ -255,7 +259,7 @@ class NativeMultiStep:
 
     def _outputs(self, call: _Call, output: array[int], logits: Tensor | None) -> list[StepOutput]:
         """Return the outputs of all steps; ``output`` has a row for each request and step."""
-        count, width, row = len(call.slots), _HEADER + call.draft_len, 0
+        count, width, row = len(call.slots), _HEADER + call.longest, 0
         name = "" if self._drafter is None else self._drafter.name
         lengths = [len(slot.entry.sequence.tokens) for slot in call.slots]
         outputs, deferred = list[StepOutput](), list[VerifyTask]()
@@ -263,11 +267,14 @@ class NativeMultiStep:
             number = place // width
             slot = call.slots[number % count]
             drafted, accepted, token, bonus = output[place : place + _HEADER]
-            entry, draft, first = slot.entry, slot.draft, row
-            if drafted and draft is None:
-                nodes, parents = output[place + _HEADER : place + _HEADER + drafted], tuple(range(-1, drafted - 1))
-                base = lengths[number % count]
-                draft = Draft(entry.sequence.id, base, tuple(nodes), parents, (name,) * drafted)
+            entry, draft, first, begin = slot.entry, slot.draft, row, place + _HEADER
+            if draft is not None:
+                path = tuple(output[begin : begin + accepted])
+            else:
+                path = tuple(range(accepted))
+                if drafted:
+                    nodes, base = tuple(output[begin : begin + drafted]), lengths[number % count]
+                    draft = Draft(entry.sequence.id, base, nodes, chain(drafted), (name,) * drafted)
             row += drafted + (slot.known_rows if number < count else 1)
             if slot.deferred:
                 deferred.append(VerifyTask(entry, draft, first, row, slot.count))
@@ -276,7 +283,7 @@ class NativeMultiStep:
             elif token < 0:
                 outputs.append(StepOutput(entry, None, None))
             else:
-                result = VerifyResult(tuple(range(accepted)), token, bonus == 1)
+                result = VerifyResult(path, token, bonus == 1)
                 lengths[number % count] += accepted + 1
                 if slot.reads_rows and logits is not None:
                     task = VerifyTask(entry, draft, first, row, 1 + drafted)

@@ -33,7 +33,11 @@ _MIX = structs.packer(structs.MixBuffers)
 
 
 def why_not(session: LockstepSession, tasks: Sequence[CombineTask]) -> str:
-    """Return why a step needs the readable loop; empty if the native call can run the step."""
+    """Return why a step needs the readable loop; empty if the native call can run the step.
+
+    ``cospec:python_path_requests_total`` does not count this reason: a pool has no native forward of its own, so each
+    of its requests is counted once, by ``native_request.NO_FORWARD``.
+    """
     if not (session.native and library.available()):
         return "native off"
     for task in tasks:

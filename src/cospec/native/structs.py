@@ -83,6 +83,12 @@ Rollout = declare(
     pointer q tokens confidence
     """,
 )
+StageIO = declare(
+    "StageIO",
+    """
+    pointer input output logits sum
+    """,
+)
 
 # csrc/model/input_batch.h
 SequenceSlice = declare(
@@ -169,7 +175,9 @@ MultiStepTask = declare(
     int64 num_slots num_drafting max_draft_len max_steps
     double time_limit
     int64 wakeup_fd
-    pointer output num_fed seconds logits
+    pointer output
+    int64 output_width
+    pointer num_fed seconds logits
     """,
 )
 

@@ -16,12 +16,12 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cospec.config import EngineConfig
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped, ModelError
+from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_process import EngineProcess
 from cospec.runtime.messages import (
@@ -43,31 +43,6 @@ from cospec.text.input_processor import acceptance_method_of
 METRICS_SECONDS = 2.0  # how long the engine may take to answer; scrapers give up after ten
 
 log = logging.getLogger(__name__)
-
-
-class RequestRefused(CospecError):
-    """The engine does not take a request; the sentence is the engine's, ``field`` is what it is about."""
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """What the server knows of the engine without an answer of the engine.
-
-    Attributes:
-        up: whether the process serves and makes progress.
-        restarts: processes that were started after the first one.
-        replayed: outputs that a new process went on with.
-        live: outputs that have not finished.
-    """
-
-    up: bool
-    restarts: int
-    replayed: int
-    live: int
 
 
 class AsyncEngineClient:

@@ -50,10 +50,10 @@ class LiveRequest:
         request = self.request
         self.events.put_nowait(Event(request.id, request.parent, request.index, "", (), (), finish=FinishReason.ABORT))
 
-    def survives(self) -> bool:
-        """Note a crash; returns whether the request is to be replayed."""
+    def survives(self, most: int = MAX_CRASHES) -> bool:
+        """Note a crash; returns whether the request is to be replayed, which happens less than ``most`` times."""
         self.crashes += 1
-        return self.replayable and self.crashes < MAX_CRASHES
+        return self.replayable and self.crashes < most
 
     def resumed(self) -> Request:
         """The request as a new process has to be given it."""

@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -276,8 +276,7 @@ class AsyncChannel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of ``asyncio.BufferedProtocol``."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's transports have another base class
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of ``asyncio.BufferedProtocol``."""
@@ -309,11 +308,14 @@ class ChildProcess:
     Args:
         module: its function ``main`` is called with the file descriptor of the other end, then ``arguments``.
         files: descriptors that the process inherits.
+        before: words before the command, such as those that enter a network namespace.
     """
 
-    def __init__(self, module: str, arguments: Iterable[str] = (), files: Iterable[int] = ()) -> None:
+    def __init__(
+        self, module: str, arguments: Iterable[str] = (), files: Iterable[int] = (), before: Iterable[str] = ()
+    ) -> None:
         self.stream, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", MAIN.format(module=module), str(theirs.fileno()), *arguments]
+        command = [*before, sys.executable, "-P", "-c", MAIN.format(module=module), str(theirs.fileno()), *arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *files], env=environment)

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cospec.errors import CospecError, EngineStopped, InvalidInput
-from cospec.runtime.async_engine import RequestRefused
+from cospec.runtime.engine_client import RequestRefused
 
 MAX_MESSAGE = 2000
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
@@ -15,7 +17,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
-from cospec.runtime.async_engine import EngineStatus
+from cospec.metrics.cost import present, price_per_million
+from cospec.runtime.engine_client import EngineStatus
 from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -32,6 +35,10 @@ GAUGES = {
 }
 COUNTERS = {
     "num_preemptions": ("num_preemptions", "Sequences that gave up their KV cache to others."),
+    "verifier_losses": (
+        "verifier_losses",
+        "Losses of the target's processes, after which KV caches are computed again.",
+    ),
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
@@ -60,10 +67,15 @@ STEPS = {
 
 
 class ServerMetrics:
-    """Latencies as the server sees them, and the engine's numbers when they are asked for."""
+    """Latencies as the server sees them, and the engine's numbers when they are asked for.
 
-    def __init__(self, model_name: str) -> None:
-        self._model = model_name
+    Args:
+        prices: declared prices per hour of the machines of one engine, by name.
+    """
+
+    def __init__(self, model_name: str, prices: Mapping[str, float] = MappingProxyType({})) -> None:
+        self._model, self._prices = model_name, prices
+        self._started = time.monotonic()
         self._registry = CollectorRegistry()
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram(
@@ -84,9 +96,29 @@ class ServerMetrics:
             engine: the engine's ``EngineMetrics`` as a dictionary; None where the engine does not answer.
         """
         snapshot = CollectorRegistry(auto_describe=False)
-        answered = [] if engine is None else families(engine, self._model)
+        answered = [] if engine is None else [*families(engine, self._model), *self._costs(engine)]
         snapshot.register(_Snapshot([*answered, *_supervision(status, self._model)]))
         return generate_latest(snapshot) + generate_latest(self._registry)
+
+    def _costs(self, engine: Mapping[str, Any]) -> list[Metric]:
+        """Prices per hour, and the price of tokens since the start of the server, idle time included."""
+        nodes = {node["node"]: node["cost_per_hour"] for node in engine.get("nodes", ())}
+        prices = present(self._prices, engine["engines"]) | present(nodes, 1)
+        if not prices:
+            return []
+        per_hour = GaugeMetricFamily(
+            PREFIX + "cost_per_hour", "Declared price per hour of the machines.", labels=["model_name", "component"]
+        )
+        for name, cost in prices.items():
+            per_hour.add_metric([self._model, name], cost)
+        seconds = time.monotonic() - self._started
+        price = price_per_million(sum(prices.values()), engine["generation_tokens"], seconds)
+        per_million = GaugeMetricFamily(
+            PREFIX + "price_per_million_tokens", "Price of output tokens since the start.", labels=["model_name"]
+        )
+        if price is not None:
+            per_million.add_metric([self._model], price)
+        return [per_hour, per_million]
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, words
 from cospec.process_utils import freeze_gc
 from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.engine_client import EngineClient
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.supervisor import Supervision
 from cospec.server.admission import AdmissionLimits
@@ -101,12 +102,19 @@ async def load_app(
         ModelError: the engine could not be built.
     """
     # The import of the tokenizer's library takes seconds, so the import overlaps the engine's loading.
-    info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
+    await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
+    return await make_app(client, settings, AdmissionLimits.of(settings, config.max_num_seqs), config.prices)
+
+
+async def make_app(
+    client: EngineClient, settings: ServerSettings, limits: AdmissionLimits, prices: Mapping[str, float]
+) -> FastAPI:
+    """Build the application of an engine that is ready; ``prices`` as in ``ServerMetrics``."""
+    info = client.info
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
     await asyncio.to_thread(tokens.prepare)
-    limits = AdmissionLimits.of(settings, config.max_num_seqs)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name), settings, limits))
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name, prices), settings, limits))
 
 
 class _Server(uvicorn.Server):

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError
-from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.engine_client import EngineClient
 from cospec.sampling_params import SamplingParams
 from cospec.server.admission import Admission, AdmissionLimits
 from cospec.server.errors import RequestTimeout, UnknownModel
@@ -89,7 +89,7 @@ class Service:
 
     def __init__(
         self,
-        client: AsyncEngineClient,
+        client: EngineClient,
         tokens: TextTokenizer,
         metrics: ServerMetrics,
         settings: ServerSettings = ServerSettings(),

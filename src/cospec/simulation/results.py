@@ -11,6 +11,7 @@ import numpy as np
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats, StepStats
 from cospec.errors import InvalidInput, words
+from cospec.metrics.cost import price_per_million
 
 POINTS = 60  # points of a series over time
 
@@ -59,11 +60,14 @@ class RequestLog:
         self.rejections += stats.rejections
 
 
-def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, float]) -> dict[str, Any]:
+def summary(
+    outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, float], cost_per_hour: float = 0.0
+) -> dict[str, Any]:
     """Return one run as JSON.
 
     Args:
         busy: seconds of work of targets and drafters.
+        cost_per_hour: the price of all machines; 0 if no price is declared, then the run has no price of tokens.
 
     ``acceptance`` is accepted / (accepted + rejections). ``mean_k`` is the number of drafted tokens per sequence and
     step. ``overlap`` is the sum of busy times over elapsed time, per engine.
@@ -72,6 +76,7 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
     rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
     sequences, batched, proposed, _, committed = rows.sum(axis=0)
     verified = outcomes.accepted + outcomes.rejections
+    price = price_per_million(cost_per_hour, outcomes.tokens, seconds) if cost_per_hour else None
     return {
         "requests": len(outcomes.latencies),
         "seconds": round(seconds, 6),
@@ -90,7 +95,7 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
         "mean_acceptance_length": round(1 + outcomes.accepted / outcomes.drafts, 4) if outcomes.drafts else 1.0,
         "overlap": round(sum(busy) / (seconds * len(engines)), 4),
         "series": _series(engines),
-    }
+    } | ({} if price is None else {"price_per_million_tokens": round(price, 6)})
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -91,6 +91,13 @@ class World:
         """The variant's drafter, or the scenario's."""
         return self.variant.drafting or self.scenario.drafting
 
+    @property
+    def cost_per_hour(self) -> float:
+        """The price of all machines: replicas, each with drafter nodes of its own."""
+        drafting = self.drafting if self.variant.policy != "off" else DrafterConfig()
+        target = self.scenario.target
+        return target.replicas * (target.cost_per_hour + drafting.nodes * drafting.cost_per_hour)
+
     def replica(self) -> Replica:
         """Build an engine at time 0.
 
@@ -161,7 +168,7 @@ def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
-    return summary(found, [each.steps for each in replicas], busy)
+    return summary(found, [each.steps for each in replicas], busy, world.cost_per_hour)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:

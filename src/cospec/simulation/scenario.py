@@ -67,11 +67,13 @@ class DrafterConfig(Options):
         kind: ``model`` runs one pass per token; ``heads`` give all levels, and trees, in one pass; ``lookup`` costs
             nothing.
         nodes: machines of the drafter, for execution modes that overlap drafter and target.
+        cost_per_hour: the price of one machine, in the currency of the target.
     """
 
     kind: Literal["model", "heads", "lookup"] = "model"
     cost: LatencyConfig = LatencyConfig()
     nodes: int = Field(default=1, ge=1)
+    cost_per_hour: Amount = 0.0
 
 
 class TargetConfig(Options):
@@ -83,6 +85,7 @@ class TargetConfig(Options):
         link: seconds between two stages.
         overhead: seconds of every step outside of drafting and verification.
         replicas: number of engines; a request goes to the engine with the fewest requests.
+        cost_per_hour: the price of one engine's target, in any currency.
     """
 
     cost: LatencyConfig
@@ -91,6 +94,7 @@ class TargetConfig(Options):
     link: Amount = 0.0
     overhead: Amount = 0.0
     replicas: int = Field(default=1, ge=1)
+    cost_per_hour: Amount = 0.0
 
 
 class SpeedConfig(Options):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cospec.acceptance.match import Match
-from cospec.core.interfaces import BlockManager, NativeForward
+from cospec.core.interfaces import BlockManager, NativeForward, PipelinedModel
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter
 from cospec.core.submitted_step import FinishedFuture, Future
@@ -48,6 +48,7 @@ class SimulatedModel:
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
         self.native_forward: NativeForward | None = None
+        self.pipelined: PipelinedModel | None = None
         self.has_rollout = False
         self.device = torch.device("cpu")
 

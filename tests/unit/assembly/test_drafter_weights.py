@@ -18,10 +18,12 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions, load_model
 from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.registry import WEIGHT_FORMATS
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, write_pair
 from harness.toys import make_request, run_all, tokens_of
 
+FORMATS = ", ".join(name for name in WEIGHT_FORMATS if WEIGHT_FORMATS.load(name).dtype is None) + " on a CPU, or None."
 HEADS = {"method": "heads", "heads": "zoo:heads"}
 
 
@@ -125,7 +127,7 @@ def test_heads_in_another_format_keep_the_text(own: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [
-        ({"quantization": "int5"}, "speculative_config: quantization is 'int5'; allowed is int8 on a CPU, or None."),
+        ({"quantization": "int5"}, "speculative_config: quantization is 'int5'; allowed is " + FORMATS),
         (
             {"dtype": "int8"},
             "speculative_config.dtype is 'int8'; allowed is 'auto', 'float32', 'bfloat16' or 'float16'.",

@@ -33,7 +33,8 @@ def test_generate_takes_several_models(llm: type[FakeLLM], cospec_command: Comma
     result = cospec_command("generate", "--prompts", prompts, "--output", output, *arguments)
     assert result.exit_code == 0, result.output
     config = llm.made[0].engine.config
-    assert (config.models, config.model, config.served_model_name) == (["a", "b"], "a", "a+b")
+    assert [member.model for member in config.models or ()] == ["a", "b"]
+    assert (config.model, config.served_model_name) == ("a", "a+b")
     assert config.ensemble == json.loads(LAW)
     assert (config.collaboration.proposal, config.collaboration.gamma) == ("naive", 3)
 

@@ -100,7 +100,8 @@ def test_models_of_the_command_line_win_however_many(
     (tmp_path / "c.yaml").write_text(file)
     assert cospec_command("serve", *line, "--config", tmp_path / "c.yaml").exit_code == 0
     ((config, _),) = served
-    assert (config.model, config.models) == (models[0] if models else "c", models)
+    assert config.model == (models[0] if models else "c")
+    assert [member.model for member in config.models or ()] == (models or [])
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
     [
         ({"models": ["zoo"]}, "models is zoo"),
         ({"models": []}, "models is []"),
-        ({"models": "zoo"}, "a list of model names"),
+        ({"models": "zoo"}, "a list of models"),
         ({"models": ["zoo", "no/such-folder"]}, "no/such-folder"),
         (
             {"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "weights": [0.6, 0.5]}},

@@ -21,7 +21,7 @@ from cospec.execution.auto import Auto
 from cospec.execution.overlapped import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
-from cospec.runtime.async_engine import EngineStatus
+from cospec.runtime.engine_client import EngineStatus
 from cospec.runtime.executors import InlineExecutor, ThreadExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import ServerMetrics

@@ -64,7 +64,7 @@ static void near(const Floats& found, const Doubles& wanted, double tolerance, c
 // Call `run` on every instruction set with one and two threads. All must give the same bits, which are returned.
 static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what) {
     Floats first;
-    for (const char* isa : {"base", "avx2", "avx512", "avx512_bf16"})
+    for (const char* isa : {"base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"})
         for (int threads = 1; threads <= 2; threads++) {
             if (!cospec_set_isa(isa)) continue;
             cospec_set_threads(threads);
@@ -117,7 +117,7 @@ static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
 
 static void products() {
     const long shapes[][2] = {{1, 1}, {33, 7}, {64, 16}, {70, 129}, {200, 65}, {129, 300}};
-    for (int format = 0; format < NUM_WEIGHT_FORMATS; format++)
+    for (int format = FP32; format <= INT8; format++)
         for (const auto& shape : shapes) {
             const Matrix m = matrix(format, shape[0], shape[1]);
             const long most = 40;
@@ -136,6 +136,38 @@ static void products() {
                 near(y, m.times(row.data()), 1e-5, "product is wrong");
             }
         }
+}
+
+// Weights in blocks: equal bits everywhere and for every number of rows; with Q8_0, near the product of the values.
+static void block_products() {
+    const long outputs = 70, inputs = 512, most = 20, row_bytes = inputs / 32 * 34;  // no format has longer rows
+    std::vector<uint8_t> blocks(outputs * row_bytes);
+    for (uint8_t& byte : blocks) byte = (uint8_t)(fabsf(draw()) * 59);  // scales are small float16 numbers
+    const Floats x = drawn(most * inputs);
+    const void* const parts[] = {blocks.data()};
+    for (int format = INT8 + 1; format < NUM_WEIGHT_FORMATS; format++) {
+        Linear* const packed = cospec_linear_new(format, parts, nullptr, outputs, inputs);
+        Floats all;
+        for (long rows : {20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13}) {
+            const Floats y = everywhere(
+                rows * outputs, [&](float* to) { cospec_linear(packed, x.data(), rows, to); }, "product of blocks");
+            if (all.empty()) all = y;
+            if (memcmp(y.data(), all.data(), y.size() * sizeof(float))) fail("product of blocks and other rows");
+        }
+        if (format != BLOCK_Q8_0) continue;
+        for (long i = 0; i < most * outputs; i++) {
+            const uint8_t* row = &blocks[i % outputs * row_bytes];
+            double wanted = 0, size = 0;
+            for (long k = 0; k < inputs; k++) {
+                const uint8_t* block = row + k / 32 * 34;
+                const int half = block[0] | block[1] << 8, exponent = half >> 10;
+                const double scale = exponent ? ldexp(1024 + half % 1024, exponent - 25) : ldexp(half, -24);
+                wanted += scale * block[2 + k % 32] * x[i / outputs * inputs + k];
+                size += scale * block[2 + k % 32];
+            }
+            if (!(fabs(all[i] - wanted) <= size / 254 * 1.01)) fail("product of blocks is wrong");  // half a step
+        }
+    }
 }
 
 struct Sequences {  // three: a decoding row, a prompt, and a tree of four nodes after a known token
@@ -294,11 +326,11 @@ static void forwards() {
     for (int i = 0; i < 2; i++) {
         qkv[i] = matrix(FP32, all_heads * dim, hidden, 0.25f), output[i] = matrix(INT8, hidden, heads * dim, 0.25f);
         gate_up[i] = matrix(INT8, 2 * padded, hidden, 0.25f), down[i] = matrix(FP32, hidden, inner, 0.25f);
-        layers[i] = {input_norm.data(), mlp_norm.data(), q_norm.data(), k_norm.data(), qkv[i].packed, output[i].packed,
-            gate_up[i].packed, down[i].packed, i ? 3 : 0};
+        layers[i] = {input_norm.data(), mlp_norm.data(), nullptr, nullptr, q_norm.data(), k_norm.data(), qkv[i].packed,
+            nullptr, nullptr, output[i].packed, gate_up[i].packed, down[i].packed, i ? 3 : 0, 0};
     }
     const LlamaConfig config = {layers, halves.data(), final_norm.data(), head.packed, frequencies.data(), BF16, 2,
-        hidden, heads, shared, dim, inner, 1e-5f, 0.25f, 1.0f};
+        hidden, heads, shared, dim, inner, dim, 1, 0, 0, 1e-5f, 0.25f, 1.0f, 1.0f, 1.0f, 1.0f, 0.0f, 0.0f};
     const size_t entries = 3 * s.width * s.page_size;
     std::vector<int64_t> ids, logit_rows = {0, 19, 20, 21, 22, 23, 24, 25};
     for (long r = 0; r < s.rows; r++) ids.push_back(r * 7 % vocab);
@@ -388,6 +420,7 @@ static void forwards() {
 
 int main() {
     products();
+    block_products();
     attentions();
     rows_of_logits();
     forwards();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -79,7 +78,7 @@ def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
         raise ProtocolError("A draft has another number of parents than of tokens.")
     if any(not -1 <= parent < node for node, parent in enumerate(draft.parents)):
         raise ProtocolError("A draft has a token before its parent.")
-    if max(Counter(zip(draft.parents, draft.tokens, strict=True)).values()) > 1:
+    if len(set(zip(draft.parents, draft.tokens, strict=True))) < len(draft.tokens):
         raise ProtocolError("A draft has the same token twice after one parent.")
     if budget.is_chain and draft.parents != tuple(range(-1, len(draft.tokens) - 1)):
         raise ProtocolError("A draft is a tree; a chain was asked for.")

@@ -7,7 +7,7 @@ epoch. A new epoch sends all tokens. Stale and repeated updates are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cospec.cluster.nodes.wire import TokensUpdate
 from cospec.core.rng import StreamKind, derive_seed
@@ -47,7 +47,7 @@ class TokenSender:
             self._epochs += 1
             before = SentTokens(self._epochs, -1, 0, context.sampling)
             start = ContextStart(context.prompt_len, context.sampling, context.drafters)
-        now = replace(before, sequence=before.sequence + 1, committed_len=context.committed_len)
+        now = SentTokens(before.epoch, before.sequence + 1, context.committed_len, context.sampling)
         self._sent[context.id] = now
         return TokensUpdate(
             context.id,
@@ -134,7 +134,8 @@ class TokenCopies:
         elif copy is None or not copy.precedes(update):
             return None, True
         else:
-            copy = replace(copy, sequence=update.sequence, tokens=[*copy.tokens[: update.base], *update.tokens])
+            tokens = [*copy.tokens[: update.base], *update.tokens]
+            copy = TokenCopy(copy.epoch, update.sequence, tokens, copy.start, copy.processors)
         if not 0 <= update.assumed < len(copy.tokens):
             return None, True
         self._copies[update.id] = copy

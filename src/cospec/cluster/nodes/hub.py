@@ -39,6 +39,7 @@ BIND = "speculative_config.drafter_nodes.bind"
 LOOK_SECONDS = 0.02  # between two looks of the background thread
 SILENT_SECONDS = 5.0  # after which a node without a word counts as gone
 QUARANTINE_SECONDS = 60.0  # doubled for each time that the same key or address broke the protocol
+MOST_READ = 256  # messages of one look, so that a peer that floods the socket cannot hold the engine
 MOST_PEERS = 256  # connections without an accepted offer that are remembered
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class NodeHub:
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         socket.linger, socket.maxmsgsize = 100, MAX_BYTES
-        socket.router_mandatory, socket.sndhwm, socket.rcvhwm = True, 64, 256
+        socket.router_mandatory, socket.sndhwm, socket.rcvhwm = True, 64, 32
         socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
         try:
             if self.options.keys is not None:
@@ -201,7 +202,7 @@ class NodeHub:
 
     def _read_all(self) -> None:
         zmq = zeromq()
-        while True:
+        for _ in range(MOST_READ):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

@@ -74,7 +74,7 @@ class PoolDrafter(Drafter):
     """
 
     samples = True
-    drafts_ahead = False
+    drafts_ahead = False  # unless every member proposes whole drafts, and drafts ahead
     learns = True
     reads_states = False  # unless a member does
     is_pool = True
@@ -88,6 +88,7 @@ class PoolDrafter(Drafter):
         self.names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
         self.reads_states = any(member.drafter.reads_states for member in self.members)
+        self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
         priced = sum(not member.costless for member in self.members)
         self.capabilities = DrafterCapabilities(
             costless=priced == 0, trees=combiner.branches, chains=not combiner.branches, num_drafters=max(1, priced)
@@ -232,7 +233,9 @@ class PoolDrafter(Drafter):
                 record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
                 self.records[context.id] = record
             weights = record.weights
-            if scores_known_tokens and weights.rounds >= weights.score_at:
+            if context.assumed:  # the state of the draft under verification stays until its commit
+                record = PoolRequestState(weights, record.greedy)
+            elif scores_known_tokens and weights.rounds >= weights.score_at:
                 weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
             weights.rounds += 1

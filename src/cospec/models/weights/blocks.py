@@ -129,3 +129,23 @@ def largest_signed(values: Floats) -> Floats:
     """Return the value of the largest magnitude of each block, with its sign: ``[n, b]`` to ``[n, 1]``."""
     found: Floats = np.take_along_axis(values, np.abs(values).argmax(1)[:, None], 1)
     return found
+
+
+def split_fifth_bits(packed: Blocks) -> Blocks:
+    """Return 32 integers of 5 bits: four bytes of fifth bits precede the bytes of ``split_nibbles``."""
+    fifth = np.unpackbits(packed[:, :4], axis=1, bitorder="little")
+    return split_nibbles(packed[:, 4:]) | fifth << np.uint8(4)
+
+
+def join_fifth_bits(integers: Blocks) -> Blocks:
+    """The reverse of ``split_fifth_bits``."""
+    fifth = np.packbits(integers >> np.uint8(4), axis=1, bitorder="little")
+    return np.concatenate([fifth, join_nibbles(integers & np.uint8(15))], 1)
+
+
+def range_integers(values: Floats, largest: int) -> tuple[Blocks, Floats, Floats]:
+    """Return integers from 0 to ``largest``, and scale and minimum ``[n, 1]`` of each block's range."""
+    minimum = values.min(1, keepdims=True)
+    scale = (values.max(1, keepdims=True) - minimum) / np.float32(largest)
+    integers = np.clip(np.trunc((values - minimum) * inverse(scale) + 0.5), 0, largest).astype(np.uint8)
+    return integers, scale, minimum

@@ -52,7 +52,7 @@ def test_tokenizers_of_the_zoo(tmp_path: Path, member: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     write_tokenizer(writer, tokenizer)
     found = read(writer, tmp_path / "a.gguf")
-    same(found.tokenizer, tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
+    same(found.tokenizer, tokenizer.backend_tokenizer)
     assert found.chat_template == tokenizer.chat_template
     assert found.eos_ids == (tokenizer.eos_token_id,)
 
@@ -63,7 +63,7 @@ def test_missing_merges_give_other_ids(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     write_tokenizer(writer, tokenizer, merges=2000)
     with pytest.raises(AssertionError):
-        same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
+        same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer.backend_tokenizer)
 
 
 def sentencepiece(prefix: bool) -> tuple[Tokenizer, list[str], int]:

@@ -172,18 +172,15 @@ class StepCandidates:
 
     def verify(self, committed: Sequence[int]) -> Feedback:
         """Verify the candidates up to the first committed token that differs from the path."""
-        agreed = 0
-        for own, token in zip(self.path, committed, strict=False):
-            if own != token:
-                break
-            agreed += 1
         samples, second_samples, hits = list[CalibrationSample](), list[CalibrationSample](), 0.0
-        for candidate, right in zip(self.candidates[: agreed + 1], committed, strict=False):
+        for place, (candidate, right) in enumerate(zip(self.candidates, committed, strict=False)):
             value, second = candidate.value(right), candidate.second
             hits += value
             samples.append((candidate.confidence, value))
             if second is not None:
                 second_samples.append((second[1], float(second[0] == right)))
+            if place >= len(self.path) or self.path[place] != right:
+                break
         return Feedback(hits, len(samples), len(self.candidates), samples, tuple(second_samples))
 
 

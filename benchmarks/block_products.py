@@ -1,0 +1,105 @@
+"""Measures products of weights in each format: milliseconds, share of the memory bandwidth, and the cost of rows.
+
+Run by hand on a quiet machine: ``python -m benchmarks.block_products [--formats q4_0 q8_0] [--isa avx2] [--out FILE]``.
+The products are those of some layers of a model, with random weights that no cache holds. Numbers of rows alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernels import Shape, medians, memory_bandwidth
+from cospec.models.weights.format import StoredWeight, WeightFormat
+from cospec.native import operators
+from cospec.native.library import ISAS
+from cospec.native.operators import PackedLinear
+from cospec.registry import WEIGHT_FORMATS
+
+ROWS = (1, 4, 8)
+PROMPT = 256  # rows
+MODELS = (Shape("Qwen2.5-0.5B", 896, 24, 4864, 14, 2), Shape("Llama-3.2-1B", 2048, 16, 8192, 32, 8))
+FORMATS = ("bf16", "int8", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
+WORKING_SET = 160 << 20  # bytes, several times a cache
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def random_weight(format: WeightFormat, outputs: int, inputs: int) -> StoredWeight:
+    """Return a weight of random bytes, of the shapes of zeros in the format."""
+    parts = [torch.zeros_like(part) for part in format.encode(torch.zeros(1, inputs))]
+    random = [part.expand(outputs, *part.shape[1:]).clone() for part in parts]
+    for part in random:
+        whole = part.view(torch.uint8) if part.dim() == 2 else part
+        whole.random_(0, 60) if whole.dtype is torch.uint8 else whole.fill_(0.01)
+    return StoredWeight(format, tuple(random), inputs)
+
+
+def measure(model: Shape, format: WeightFormat, repeats: int, bandwidth: float) -> dict[str, Any]:
+    """Time the products of as many layers as the working set takes."""
+    layer = model.products[:4]
+    size = sum(format.num_bytes(*shape) for shape in layer)
+    layers = min(model.layers, math.ceil(WORKING_SET / size))
+    products = [PackedLinear(random_weight(format, *shape), None) for _ in range(layers) for shape in layer]
+
+    def call(rows: int) -> Callable[[], Any]:
+        inputs = {width: torch.randn(rows, width) for _, width in layer}
+
+        def run() -> None:
+            for product in products:
+                product(inputs[product.in_features])
+
+        return run
+
+    taken = medians({rows: call(rows) for rows in ROWS}, repeats)
+    prompt = medians({PROMPT: call(PROMPT)}, 1)[PROMPT]
+    return {
+        "model": model.name, "format": format.name, "isa": operators.isa(), "bytes": layers * size, "layers": layers,
+        "ms": {str(rows): round(1e3 * seconds, 3) for rows, seconds in taken.items()},
+        "prompt_ms": round(1e3 * prompt, 1),
+        "share_of_bandwidth": round(layers * size / taken[1] / bandwidth, 3),
+        "times_one_row": {str(rows): round(seconds / taken[1], 3) for rows, seconds in taken.items()},
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", nargs="+", choices=WEIGHT_FORMATS.names, default=FORMATS)
+    parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    options = parser.parse_args(arguments)
+    if options.isa:
+        operators.set_isa(options.isa)
+    bandwidth = memory_bandwidth(7)
+    print(f"{processor()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
+    found = []
+    for model in MODELS:
+        for name in options.formats:
+            one = measure(model, WEIGHT_FORMATS.load(name)(), options.repeats, bandwidth)
+            found.append(one)
+            rows = "  ".join(
+                f"{rows}: {one['ms'][rows]:.2f} ms ({one['times_one_row'][rows]:.2f})" for rows in one["ms"]
+            )
+            print(f"{model.name} {name:7} {rows}  {PROMPT}: {one['prompt_ms']:.0f} ms  {one['share_of_bandwidth']:.0%}")
+    facts = {"processor": processor(), "threads": operators.threads(), "bandwidth_gb_s": round(bandwidth / 1e9, 1)}
+    if options.out:
+        options.out.write_text(json.dumps({**facts, "products": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Requests on a cluster whose processes are killed and paused: how many are lost, and how many are wrong.
+
+    python -m benchmarks.chaos --minutes 60
+
+The expected tokens are those of one engine in this process. The report goes to ``benchmarks/results/chaos.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.cluster_process import ClusterProcess
+from cospec import LLM, SamplingParams
+
+RESULT = Path(__file__).parent / "results" / "chaos.json"
+ENGINE: dict[str, Any] = {
+    "model": "zoo",
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 40_000_000,
+    "measure_at_start": False,
+}
+PROMPTS = (
+    "The sum of 2 and 3 is",
+    "Question: Anna has 4 apples and buys 5 more. How many apples does she have?\nAnswer:",
+    "def add(a, b):\n    return",
+    "Once upon a time there was a little",
+)
+MAX_TOKENS = 40
+FAULTS = ("kill replica", "kill node", "kill engine", "pause node", "pause replica")
+ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
+DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
+SECONDS = 180.0  # a request that takes longer is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: greedy without a seed, else sampled."""
+
+    prompt: str
+    seed: int | None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The request's parameters; all of them make a ``match`` request."""
+        return {"max_tokens": MAX_TOKENS} | (
+            {"temperature": 0.0} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
+        )
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened.
+
+    Attributes:
+        lost, wrong: requests without a whole answer, and with other tokens or another text than expected.
+        replayed: requests that went on on another replica.
+        longest_pause: seconds between two events of a stream.
+        left: command lines of processes that outlived the cluster.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    lost: int = 0
+    wrong: int = 0
+    replayed: float = 0.0
+    longest_pause: float = 0.0
+    running_after: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def expect(asks: Sequence[Ask]) -> dict[Ask, tuple[list[int], str]]:
+    """Tokens and text of each request from one engine without faults."""
+    with LLM(**ENGINE) as llm:
+        several = list(dict.fromkeys(asks))
+        outputs = llm.generate([each.prompt for each in several], [SamplingParams(**each.sampling) for each in several])
+        return {
+            each: (list(output.outputs[0].token_ids), output.outputs[0].text)
+            for each, output in zip(several, outputs, strict=True)
+        }
+
+
+async def ask(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[list[int], str] | None:
+    """Stream one request; returns tokens and text, or None for a request without a whole answer."""
+    body = {"prompt": each.prompt, "stream": True, "return_token_ids": True, **each.sampling}
+    tokens: list[int] = []
+    text, last, finished = "", time.monotonic(), False
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.monotonic()
+                report.longest_pause, last = max(report.longest_pause, now - last), now
+                data = json.loads(line.removeprefix("data: "))
+                if "choices" not in data:
+                    report.errors.append(line)
+                    return None
+                (choice,) = data["choices"]
+                tokens += choice["token_ids"]
+                text += choice["text"]
+                finished = choice["finish_reason"] is not None
+    except httpx.HTTPError as error:
+        report.errors.append(f"{type(error).__name__}: {error}")
+        return None
+    return (tokens, text) if finished else None
+
+
+async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, report: Report) -> None:
+    """Send the requests evenly over ``seconds`` and compare the answers."""
+    expected = expect(asks)
+    client = httpx.AsyncClient(base_url=cluster.url, timeout=SECONDS, limits=httpx.Limits(max_connections=None))
+
+    async def one(number: int, each: Ask) -> None:
+        await asyncio.sleep(seconds * number / len(asks))
+        found = await ask(client, each, report)
+        report.requests += 1
+        report.lost += found is None
+        report.wrong += found is not None and found != expected[each]
+
+    async with client:
+        await asyncio.gather(*(one(number, each) for number, each in enumerate(asks)))
+        figures = (await client.get("/metrics")).text
+    report.replayed = _figure(figures, "cospec:requests_replayed_total")
+    report.running_after = _figure(figures, "cospec:num_requests_live")
+
+
+async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random) -> None:
+    """Kill or pause a process every few seconds, until cancelled."""
+    for kind in itertools.cycle(FAULTS):
+        await asyncio.sleep(every)
+        how, what = kind.split()
+        found = {"replica": cluster.replicas, "node": cluster.nodes, "engine": cluster.engines}[what]()
+        if found:
+            os.kill(choose.choice(found), signal.SIGSTOP if how == "pause" else signal.SIGKILL)
+            report.faults[kind] += 1
+
+
+def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
+    """One whole run: cluster, load, faults, shutdown."""
+    config = {
+        "name": f"chaos-{os.getpid()}",
+        "server": {"port": 0},
+        "machine": {"num_cpus": 8},
+        "health": {"period": 1, "timeout": 2, "grace": 2},
+        "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+        "drafters": DRAFTERS,
+    }
+    choose = random.Random(0)
+    asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]
+    report = Report()
+    started = time.monotonic()
+    with ClusterProcess(config, folder) as cluster:
+        asyncio.run(_both(cluster, asks, (seconds, every), (report, choose)))
+    report.left = list(cluster.left().values())
+    report.seconds = time.monotonic() - started
+    return report
+
+
+async def _both(
+    cluster: ClusterProcess, asks: Sequence[Ask], times: tuple[float, float], notes: tuple[Report, random.Random]
+) -> None:
+    seconds, every = times
+    faults = asyncio.create_task(trouble(cluster, every, *notes))
+    try:
+        await load(cluster, asks, seconds, notes[0])
+    finally:
+        faults.cancel()
+
+
+def _figure(text: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--requests", type=int, help="default: 200 per minute")
+    parser.add_argument("--every", type=float, default=6.0, help="seconds between faults")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args()
+    requests = given.requests or round(200 * given.minutes)
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(given.minutes * 60, requests, given.every, Path(folder))
+    given.output.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    print(given.output.read_text(), end="")
+    raise SystemExit(bool(report.lost or report.wrong or report.left))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Measures decentralized speculative decoding (DSD) over real processes, beside the paper's equations.
+
+Run ``python -m benchmarks.dsd``. Each node is a process with its layers of a random Llama of eight layers. Links
+between nodes have injected delays: a link sleeps, so two cores can stand for eight nodes. One node works at a time
+where one request runs. The drafter replays stored outputs with mistakes, at the acceptance of the paper's table 1.
+
+``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link. The equations
+are those of DSD, section 2. *Corrected* equations charge what a window takes in one pass, and the draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import write
+from benchmarks.netns import address, inside
+from benchmarks.papers.dsd_nodes import ALPHA, WINDOW
+from cospec import SamplingParams
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
+from cospec.assembly.sharding import load_target
+from cospec.config import EngineConfig, LinkConfig, SpeculativeConfig
+from cospec.core.engine import Engine
+from cospec.distributed.model import ShardedModel
+from cospec.distributed.stage_processes import WORKER, launch_here
+from cospec.drafters.synthetic import SyntheticDrafter
+from cospec.models.loading import LoadOptions
+from cospec.models.shard import Shard
+from cospec.runtime.process_executor import Worker
+from cospec.runtime.transport import ChildProcess
+from cospec.text.input_processor import make_requests
+
+LAYERS, VOCAB = 8, 512
+DRAFT_SHARE = 0.02  # of t0, for each token of a draft
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One way to decode.
+
+    Attributes:
+        token: seconds per token, all requests together.
+        kept: tokens per step, all requests together.
+        rounds: traversals per token, all requests together.
+        depth: tokens drafted per step.
+    """
+
+    token: float
+    kept: float
+    rounds: float
+    depth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """A pipeline and its figures without delays.
+
+    Attributes:
+        t0: seconds of a one-token step.
+        window: seconds of a step that verifies ``WINDOW`` draft tokens, without the draft.
+        draft: seconds per draft token.
+    """
+
+    count: int
+    t0: float
+    window: float
+    draft: float
+
+    def crossing(self, t1: float) -> float:
+        """Seconds on the links of one traversal."""
+        return (self.count - 1) * t1
+
+    def equations(self, t1: float, kept: float) -> dict[str, float]:
+        """Return predicted seconds per token, and speed-ups.
+
+        Args:
+            t1: seconds of a link.
+            kept: tokens per round, k in the paper.
+        """
+        crossing = self.crossing(t1)
+        plain = self.t0 + crossing
+        rate = kept / (WINDOW + 1)
+        corrected = (self.window + WINDOW * self.draft + crossing) / kept
+        return {
+            "plain_eq3": plain,
+            "window_eq4": self.t0 + crossing / kept,
+            "window_corrected": corrected,
+            "saved_eq5": crossing * (kept - 1) / (kept * plain),
+            "speed_eq9": plain / (self.t0 / rate + crossing / kept),
+            "speed_corrected": plain / corrected,
+        }
+
+
+def write_model(folder: Path, hidden: int) -> None:
+    """Write a random Llama."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 11 // 4 // 32 * 32, num_hidden_layers=LAYERS,
+        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def launch_inside(name: str, shard: Shard) -> Worker:
+    """Start the process of a stage in its network namespace."""
+    return ChildProcess(WORKER, [name], before=inside(shard.stage))
+
+
+class Pipeline:
+    """A sharded target, and engines around the target."""
+
+    def __init__(self, folder: Path, nodes: int, given: argparse.Namespace) -> None:
+        options = LoadOptions(device="cpu", dtype="float32", cache_bytes=256 << 20)
+        apart = given.namespaces > 0
+        hosts = tuple(address(node) for node in range(nodes)) if apart else ("127.0.0.1",)
+        config = EngineConfig(pipeline_parallel_size=nodes, threads=1, stage_hosts=hosts)
+        launch = launch_inside if apart else launch_here
+        model, self.close = load_target(config, [(str(folder), options)], options, launch)
+        assert isinstance(model, ShardedModel)
+        self.model, self._given, self.draft = model, given, 0.0
+
+    def measure(self, policy: str, requests: int = 1, in_flight: int | None = None) -> Times:
+        """Return the median of several runs; the first run, which stores the outputs, is not counted."""
+        target = self.model if in_flight is None else _with_in_flight(self.model, in_flight)
+        length: Any = {"off": 0, "fixed": WINDOW, "goodput": "auto"}[policy]
+        speculative = SpeculativeConfig(
+            method="synthetic", num_speculative_tokens=length, policy=policy, acceptance_method="match"
+        )
+        drafter = SyntheticDrafter((ALPHA,), self.draft, VOCAB)
+        engine = Engine(assemble(target, drafter, speculative, EngineConfig(), TextInfo()))
+        if policy != "off":
+            self._run(engine, requests)
+        runs = [self._run(engine, requests) for _ in range(self._given.repeats)]
+        fields = Times.__dataclass_fields__
+        return Times(**{name: median(asdict(run)[name] for run in runs) for name in fields})
+
+    def _run(self, engine: Engine, count: int) -> Times:
+        tokens = self._given.tokens
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        for number in range(count):
+            prompt = [(17 * number + place) % VOCAB for place in range(8)]
+            for request in make_requests(f"{time.monotonic()}-{number}", prompt, params):
+                engine.add(request)
+        written: dict[str, int] = {}
+        started, after = 0.0, 0
+        before = engine.metrics()
+        while engine.has_work:
+            for event in engine.step():
+                written[event.id] = written.get(event.id, 0) + len(event.tokens)
+            if len(written) == count and not started:
+                started, after = time.perf_counter(), sum(written.values())
+                before = engine.metrics()
+        seconds, found = time.perf_counter() - started, engine.metrics()
+        made = sum(written.values()) - after
+        rounds = found.steps - before.steps
+        drafted = sum(found.draft_tokens.values()) - sum(before.draft_tokens.values())
+        return Times(seconds / made, made / rounds, rounds / made, drafted / rounds)
+
+
+def _with_in_flight(model: ShardedModel, count: int) -> ShardedModel:
+    """The same processes with so many windows in flight."""
+    return ShardedModel(model.name, model.pipeline, model.pages, (model.vocab_size, model.max_len), count)
+
+
+def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure a pipeline of ``count`` nodes at every delay."""
+    pipeline = Pipeline(folder, count, given)
+    try:
+        plain, window = pipeline.measure("off"), pipeline.measure("fixed")
+        t0 = plain.token
+        nodes = Nodes(count, t0, window.token * window.kept, DRAFT_SHARE * t0)
+        pipeline.draft = nodes.draft
+        rows = []
+        for ratio in given.ratios:
+            t1 = ratio * t0 / count
+            pipeline.model.pipeline.set_links(LinkConfig(delay=t1))
+            alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
+            row = {
+                "ratio": ratio,
+                "t1": t1,
+                "measured": {name: asdict(times) for name, times in alone.items()},
+                "predicted": nodes.equations(t1, alone["fixed"].kept),
+            }
+            if ratio == given.ratios[-1]:
+                row["together"] = {
+                    "one token, windows in flight": asdict(pipeline.measure("off", count)),
+                    "windows, one in flight": asdict(pipeline.measure("fixed", count, 1)),
+                    "windows in flight": asdict(pipeline.measure("fixed", count)),
+                }
+            rows.append(row)
+        return {"nodes": asdict(nodes), "rows": rows}
+    finally:
+        pipeline.close()
+
+
+def tables(found: Sequence[dict[str, Any]]) -> list[Table]:
+    """Show measured beside predicted figures."""
+    times = Table(
+        "N", "t1 / (t0/N)", "plain ms", "eq. 3", "error", "window ms", "eq. 4", "corrected", "error", box=None
+    )
+    speeds = Table("N", "t1 / (t0/N)", "speed", "eq. 9", "corrected", "goodput", "its length", "rounds/token", box=None)
+    together = Table("N requests over N nodes", "N", "ms/token", "speed over one token in flight", box=None)
+    for each in found:
+        count = each["nodes"]["count"]
+        for row in each["rows"]:
+            got, said = row["measured"], row["predicted"]
+            plain, window, free = (got[name]["token"] for name in ("off", "fixed", "goodput"))
+            times.add_row(
+                str(count), f"{row['ratio']:g}", f"{plain * 1e3:.2f}", f"{said['plain_eq3'] * 1e3:.2f}",
+                f"{plain / said['plain_eq3'] - 1:+.0%}", f"{window * 1e3:.2f}", f"{said['window_eq4'] * 1e3:.2f}",
+                f"{said['window_corrected'] * 1e3:.2f}", f"{window / said['window_corrected'] - 1:+.0%}",
+            )  # fmt: skip
+            speeds.add_row(
+                str(count), f"{row['ratio']:g}", f"{plain / window:.2f}", f"{said['speed_eq9']:.2f}",
+                f"{said['speed_corrected']:.2f}", f"{plain / free:.2f}", f"{got['goodput']['depth']:.1f}",
+                f"{got['fixed']['rounds']:.2f}",
+            )  # fmt: skip
+            for name, own in row.get("together", {}).items():
+                base = row["together"]["one token, windows in flight"]["token"]
+                together.add_row(name, str(count), f"{own['token'] * 1e3:.2f}", f"{base / own['token']:.2f}")
+    return [times, speeds, together]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 1.0, 3.0, 10.0])
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--namespaces", type=int, default=0, help="nodes in namespaces of benchmarks.netns")
+    parser.add_argument("--delay", type=float, default=0.01, help="seconds of a link between namespaces")
+    given = parser.parse_args(arguments)
+    if given.namespaces:
+        given.nodes, given.ratios = [given.namespaces], [0.0]
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), given.hidden)
+        found = [measure_nodes(Path(folder), count, given) for count in given.nodes]
+    for table in tables(found):
+        Console().print(table)
+    write("dsd_namespaces" if given.namespaces else "dsd", {"acceptance": ALPHA, "window": WINDOW, "pipelines": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Network namespaces on this machine, joined by a relay that delays every packet. Needs root and /dev/net/tun.
+
+Run ``python -m benchmarks.netns --nodes 4 --delay 0.01 -- python -m benchmarks.dsd --namespaces 4``. The command runs
+in the first namespace. Node ``n`` has the address ``10.77.0.(n + 1)``. Namespaces and devices go with the relay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import heapq
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+SET_INTERFACE = 0x400454CA  # TUNSETIFF of linux/if_tun.h
+TUN_WITHOUT_HEADER = 0x1001  # IFF_TUN | IFF_NO_PI
+PACKET = 65536
+BURST = 64  # packets of one device in a turn
+
+
+def namespace(node: int) -> str:
+    """Return the name of a node's namespace."""
+    return f"cospec{node}"
+
+
+def address(node: int) -> str:
+    """Return the address of a node."""
+    return f"10.77.0.{node + 1}"
+
+
+def device(node: int) -> str:
+    """Return the name of a node's TUN device."""
+    return f"cospec-tun{node}"
+
+
+def inside(node: int) -> list[str]:
+    """Return the words before a command that runs in a node's namespace."""
+    return ["ip", "netns", "exec", namespace(node)]
+
+
+def _shell(*words: str, check: bool = True) -> None:
+    subprocess.run(words, check=check, capture_output=not check)
+
+
+def _device(node: int) -> int:
+    """Make a namespace with a TUN device; returns the device's descriptor."""
+    name, space = device(node), namespace(node)
+    _shell("ip", "netns", "del", space, check=False)
+    _shell("ip", "netns", "add", space)
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(descriptor, SET_INTERFACE, struct.pack("16sH", name.encode(), TUN_WITHOUT_HEADER))
+    _shell("ip", "link", "set", name, "netns", space)
+    for words in (
+        ["ip", "link", "set", "lo", "up"],
+        ["ip", "addr", "add", f"{address(node)}/24", "dev", name],
+        ["ip", "link", "set", name, "mtu", "9000", "up"],
+    ):
+        _shell(*inside(node), *words)
+    return descriptor
+
+
+class Relay:
+    """Passes packets between namespaces, each ``delay`` seconds late."""
+
+    def __init__(self, nodes: int, delay: float) -> None:
+        self._delay = delay
+        self._devices = [_device(node) for node in range(nodes)]
+        self._by_address = {bytes([10, 77, 0, node + 1]): each for node, each in enumerate(self._devices)}
+        self._ending = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the relay and remove the namespaces."""
+        self._ending = True
+        self._thread.join()
+        for node, descriptor in enumerate(self._devices):
+            os.close(descriptor)
+            _shell("ip", "netns", "del", namespace(node), check=False)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for each in self._devices:
+            poll.register(each, select.POLLIN)
+        held: list[tuple[float, int, int, bytes]] = []
+        number = 0
+        while not self._ending:
+            now = time.monotonic()
+            while held and held[0][0] <= now:
+                _, _, device, packet = heapq.heappop(held)
+                os.write(device, packet)
+            left = held[0][0] - time.monotonic() if held else 0.05
+            for descriptor, _ in poll.poll(max(0.0, left) * 1000 if left > 0.001 else 0):
+                for packet in _packets(descriptor):
+                    found = self._by_address.get(packet[16:20])  # the destination of an IPv4 packet
+                    if found is not None:
+                        number += 1
+                        heapq.heappush(held, (time.monotonic() + self._delay, number, found, packet))
+
+
+def _packets(descriptor: int) -> list[bytes]:
+    found = []
+    for _ in range(BURST):
+        try:
+            found.append(os.read(descriptor, PACKET))
+        except BlockingIOError:
+            break
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command in the first namespace."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--delay", type=float, default=0.01, help="seconds in one direction")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args(arguments)
+    relay = Relay(given.nodes, given.delay)
+    try:
+        words = given.command[1:] if given.command[:1] == ["--"] else given.command
+        return subprocess.run([*inside(0), *words], check=False).returncode
+    finally:
+        relay.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

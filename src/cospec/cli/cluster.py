@@ -1,0 +1,49 @@
+"""``cospec cluster``: target replicas and drafter nodes on one or many machines, placed and watched by Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Run replicas and drafter nodes as one server.", no_args_is_help=True)
+Name = Annotated[str, typer.Option(help="The cluster's name.")]
+
+
+@app.command()
+def up(
+    file: Annotated[
+        Path | None, typer.Argument(help="YAML or JSON file that declares the cluster.", show_default="one replica")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster that runs.", show_default="start Ray on this machine")
+    ] = None,
+) -> None:
+    """Start the cluster, and stop the cluster on SIGTERM, SIGINT or cospec cluster down."""
+    from cospec.cluster.config import ClusterConfig
+    from cospec.cluster.up import up
+
+    def say(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    config = ClusterConfig.read(file)
+    up(config, address, lambda url: say(f"cospec cluster {config.name} serves at {url}"))
+
+
+@app.command()
+def status(name: Name = "cospec") -> None:
+    """Print deployments and machines as JSON."""
+    from cospec.cluster.up import status
+
+    print(json.dumps(status(name), indent=2))
+
+
+@app.command()
+def down(name: Name = "cospec") -> None:
+    """Stop a cluster of this machine, and wait until everything has ended."""
+    from cospec.cluster.up import down
+
+    down(name)

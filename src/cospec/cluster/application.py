@@ -1,0 +1,115 @@
+"""From a cluster's declaration to the deployments of a Ray Serve application.
+
+Ray Serve places each deployment's actors by their resources and labels, checks their health, replaces dead actors with
+back-off, and scales the target on its queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+from cospec.cluster.api_server import ApiServer
+from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale
+from cospec.cluster.node_actor import NodeActor
+from cospec.cluster.prefix_router import PrefixRouter
+from cospec.cluster.replica import EngineReplica, NodePlan
+from cospec.config import EngineConfig
+from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.supervisor import Supervision
+
+TARGET, API, DRAFTERS = "target", "api", "drafter-{name}"  # names of deployments
+ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound
+QUEUE_PER_SEQUENCE = 4  # requests that a replica takes per running sequence
+LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """Build from plain keys. ``serve run`` and KubeRay call this function by its import path.
+
+    Raises:
+        InvalidInput: a key is unknown, or a value is out of bounds.
+    """
+    return application(ClusterConfig.build(args))
+
+
+def application(config: ClusterConfig, build: Build = build_engine) -> serve.Application:
+    """The API server over the replicas of the target, and the drafter nodes."""
+    watched: dict[str, Any] = {
+        "health_check_period_s": config.health.period,
+        "health_check_timeout_s": config.health.timeout,
+        "graceful_shutdown_timeout_s": config.health.grace,
+        "logging_config": LOGGING,
+    }
+    router: dict[str, Any] = {"request_router_class": PrefixRouter}
+    engine = _threaded(config)
+    server = config.server
+    replica = _deployment(
+        EngineReplica,
+        name=TARGET,
+        ray_actor_options=config.target.placement.actor_options,
+        max_ongoing_requests=QUEUE_PER_SEQUENCE * engine.max_num_seqs,
+        request_router_config=RequestRouterConfig(**router),
+        **_replicas(config.target.scale),
+        **watched,
+    )
+    supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
+    plan = NodePlan(config.drafter_keys) if config.drafters else None
+    target = replica.bind(engine, supervision, plan, build)
+    api = _deployment(
+        serve.ingress()(ApiServer),
+        name=API,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=ONGOING,
+        **watched,
+    )
+    nodes = [_drafter(each, watched).bind(engine, each, config.drafter_keys, target) for each in config.drafters]
+    bound: serve.Application = api.bind(config, target, *nodes)
+    return bound
+
+
+def _drafter(drafter: DrafterOptions, watched: Mapping[str, Any]) -> serve.Deployment:
+    """Drafter nodes of one kind; they take no calls."""
+    return _deployment(
+        NodeActor,
+        name=DRAFTERS.format(name=drafter.name),
+        num_replicas=drafter.nodes,
+        ray_actor_options=drafter.placement.actor_options,
+        **watched,
+    )
+
+
+def _deployment(actor: Any, **options: Any) -> serve.Deployment:
+    """Ray Serve's function without its overloads, which know no class with options."""
+    made: Any = serve.deployment(actor, **options)
+    deployment: serve.Deployment = made
+    return deployment
+
+
+def _threaded(config: ClusterConfig) -> EngineConfig:
+    """One thread per reserved processor, unless the engine's options name a number."""
+    engine = config.target.engine
+    if engine.threads is not None:
+        return engine
+    return engine.model_copy(update={"threads": max(1, math.floor(config.target.placement.num_cpus))})
+
+
+def _replicas(scale: Scale) -> dict[str, Any]:
+    if scale.min == scale.max:
+        return {"num_replicas": scale.min}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=scale.min,
+            max_replicas=scale.max,
+            target_ongoing_requests=scale.requests,
+            upscale_delay_s=scale.upscale_delay,
+            downscale_delay_s=scale.downscale_delay,
+            metrics_interval_s=min(1.0, scale.upscale_delay / 2) or 0.1,
+            look_back_period_s=max(2.0, scale.upscale_delay),
+        )
+    }

@@ -1,0 +1,203 @@
+"""The file that declares a cluster: target replicas, drafter nodes, their places and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from cospec.config import EngineConfig, read_file
+from cospec.errors import InvalidInput, words
+from cospec.options import Options, parse
+from cospec.server.settings import ServerSettings
+
+
+class Placement(Options):
+    """Where an actor may run; Ray finds a machine that declares all of this.
+
+    Attributes:
+        num_cpus, num_gpus: processors that the actor reserves; a part of a processor is allowed.
+        resources: amounts of custom resources, declared by ``ray start --resources``.
+        labels: label expressions of the machine, such as ``{"zone": "home"}``, declared by ``ray start --labels``.
+    """
+
+    num_cpus: float = Field(default=1, ge=0, strict=False)
+    num_gpus: float = Field(default=0, ge=0, strict=False)
+    resources: Mapping[str, float] = Field(default_factory=dict)
+    labels: Mapping[str, str] = Field(default_factory=dict)
+
+    @property
+    def actor_options(self) -> dict[str, Any]:
+        """The options in Ray's names."""
+        found: dict[str, Any] = {"num_cpus": self.num_cpus}
+        if self.num_gpus:
+            found["num_gpus"] = self.num_gpus
+        if self.resources:
+            found["resources"] = dict(self.resources)
+        if self.labels:
+            found["label_selector"] = dict(self.labels)
+        return found
+
+
+class Scale(Options):
+    """How many replicas run.
+
+    Attributes:
+        min, max: bounds; equal bounds fix the number.
+        requests: running requests per replica that autoscaling aims at.
+        upscale_delay, downscale_delay: seconds that the load must last before the number changes.
+    """
+
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=1, ge=1)
+    requests: float = Field(default=8, gt=0, strict=False)
+    upscale_delay: float = Field(default=10, ge=0, strict=False)
+    downscale_delay: float = Field(default=60, ge=0, strict=False)
+
+
+class Health(Options):
+    """How actors are watched; seconds.
+
+    Attributes:
+        period: between two health checks.
+        timeout: for an answer; three checks without an answer end the actor, and Ray starts another.
+        grace: for the running requests of an actor that is ended.
+        head: without Ray's head, after which the cluster stops; a head with stored state may restart within this time.
+    """
+
+    period: float = Field(default=5, gt=0, strict=False)
+    timeout: float = Field(default=10, gt=0, strict=False)
+    grace: float = Field(default=30, ge=0, strict=False)
+    head: float = Field(default=20, gt=0, strict=False)
+
+
+class TargetOptions(Options):
+    """The target and its replicas.
+
+    Attributes:
+        engine: options of the engine, as in ``cospec serve --config``; ``cost_per_hour`` is the price of one replica.
+    """
+
+    engine: EngineConfig = EngineConfig()
+    scale: Scale = Scale()
+    placement: Placement = Placement()
+
+
+class DrafterOptions(Options):
+    """Drafter nodes of one kind.
+
+    Attributes:
+        name: the drafter's name in ``target.engine.speculative_config``.
+        nodes: how many run.
+        drafter: options of the drafter, as in ``cospec node join --drafter``.
+        cost_per_hour: the price of one node, in the currency of the target.
+    """
+
+    name: str = Field(min_length=1, max_length=64)
+    nodes: int = Field(default=1, ge=0)
+    drafter: Mapping[str, Any] = Field(default_factory=dict)
+    placement: Placement = Placement()
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
+
+
+class Machine(Options):
+    """What this machine declares where ``cospec cluster up`` starts Ray itself; None: what Ray finds.
+
+    Attributes:
+        num_cpus, num_gpus: processors; more processors than exist let small actors share.
+        resources: amounts of custom resources.
+        labels: labels of the machine, such as ``{"zone": "home"}``.
+        object_store_memory: bytes of shared memory for Ray's objects; cospec stores few and small objects.
+    """
+
+    num_cpus: int | None = Field(default=None, ge=1)
+    num_gpus: int | None = Field(default=None, ge=0)
+    resources: Mapping[str, float] = Field(default_factory=dict)
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    object_store_memory: int = Field(default=128 * 2**20, ge=80 * 2**20)
+
+
+class ClusterConfig(Options):
+    """Everything that ``cospec cluster up`` starts.
+
+    Attributes:
+        name: of the Ray Serve application.
+        drafters: nodes for drafters that ``speculative_config`` gives the executor ``node``.
+        drafter_keys: a folder of ``cospec node keys`` that every machine has; None: all drafters on one machine.
+        server: address, keys and limits; connections are Ray Serve's, so the time-outs of connections do not apply.
+    """
+
+    name: str = Field(default="cospec", pattern=r"^[a-z][a-z0-9-]{0,62}$")
+    server: ServerSettings = ServerSettings()
+    machine: Machine = Machine()
+    target: TargetOptions = TargetOptions()
+    drafters: tuple[DrafterOptions, ...] = Field(default=(), strict=False)
+    drafter_keys: Path | None = Field(default=None, strict=False)
+    health: Health = Health()
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any]) -> ClusterConfig:
+        """Build from plain keys.
+
+        Raises:
+            InvalidInput: a key is unknown, or a value is out of bounds. The error names the field.
+        """
+        values = dict(given)
+        for key, kind in (("server", ServerSettings), ("machine", Machine), ("health", Health)):
+            if key in values:
+                values[key] = _section(kind, values[key], f"{key}.")
+        values["target"] = _target(values.get("target", {}))
+        drafters = values.get("drafters", ())
+        if not isinstance(drafters, list | tuple):
+            raise InvalidInput("drafters", drafters, "a list of drafters")
+        values["drafters"] = tuple(_drafter(each, f"drafters[{number}].") for number, each in enumerate(drafters))
+        config = parse(cls, values)
+        names = [each.name for each in config.drafters]
+        if len(set(names)) < len(names):
+            raise InvalidInput(
+                "drafters", words(f"named {', '.join(names)}"), "a list of drafters with different names"
+            )
+        return config
+
+    @classmethod
+    def read(cls, path: Path | None) -> ClusterConfig:
+        """Read a JSON or YAML file; None is the built-in model on one replica."""
+        return cls.build({} if path is None else read_file(path))
+
+
+def _section(kind: type[Any], given: Any, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(where.rstrip("."), given, "an object of options")
+    return parse(kind, dict(given), where)
+
+
+def _target(given: Any) -> TargetOptions:
+    if not isinstance(given, Mapping):
+        raise InvalidInput("target", given, "an object of options")
+    values = dict(given)
+    if "engine" in values:
+        if not isinstance(values["engine"], Mapping):
+            raise InvalidInput("target.engine", values["engine"], "an object of options")
+        try:
+            values["engine"] = EngineConfig.build(values["engine"])
+        except InvalidInput as error:
+            raise error.within("target.engine") from None
+    for key, kind in (("scale", Scale), ("placement", Placement)):
+        if key in values:
+            values[key] = _section(kind, values[key], f"target.{key}.")
+    target = parse(TargetOptions, values, "target.")
+    if target.scale.min > target.scale.max:
+        raise InvalidInput("target.scale.min", target.scale.min, f"at most target.scale.max, {target.scale.max}")
+    return target
+
+
+def _drafter(given: Any, where: str) -> DrafterOptions:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(where.rstrip("."), given, "an object of options")
+    values = dict(given)
+    if "placement" in values:
+        values["placement"] = _section(Placement, values["placement"], f"{where}placement.")
+    drafter: DrafterOptions = parse(DrafterOptions, values, where)
+    return drafter

@@ -1,0 +1,131 @@
+"""Start Ray on this machine, or join a Ray cluster that runs; watch its head.
+
+A Ray cluster of our own listens on this machine only as far as Ray allows, needs a token, has no dashboard, sends no
+usage statistics, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from cospec.cluster import state_file
+from cospec.cluster.config import Machine
+from cospec.errors import CospecError, InvalidInput, words
+
+LOOK_SECONDS = 1.0
+LEAVE_SECONDS = 5.0  # for Ray to end in order
+NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+class HeadLost(CospecError):
+    """Ray's head has ended and did not come back."""
+
+
+def import_ray() -> Any:
+    """Import ray.
+
+    Raises:
+        InvalidInput: ray is not installed.
+    """
+    os.environ.update({key: os.environ.get(key, value) for key, value in NO_STATISTICS.items()})
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput("ray", words("not installed"), "an installation by pip install 'cospec[cluster]'") from None
+    return ray
+
+
+@contextlib.contextmanager
+def start(name: str, machine: Machine) -> Iterator[str]:
+    """Start Ray on this machine for the time of the block, and yield the head's address.
+
+    Raises:
+        InvalidInput: ray is not installed.
+    """
+    token = state_file.make_token(name)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    ray = import_ray()
+    context = ray.init(
+        address="local",
+        num_cpus=machine.num_cpus,
+        num_gpus=machine.num_gpus,
+        resources=dict(machine.resources),
+        labels=dict(machine.labels),
+        object_store_memory=machine.object_store_memory,
+        include_dashboard=False,
+        namespace=name,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        _leave(ray)
+        state_file.remove(name)
+
+
+@contextlib.contextmanager
+def join(name: str, address: str, token_path: str = "") -> Iterator[str]:
+    """Connect to a Ray cluster for the time of the block, and yield the head's address.
+
+    Raises:
+        InvalidInput: no Ray cluster answers at ``address``, or ray is not installed.
+    """
+    if token_path:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
+    ray = import_ray()
+    try:
+        context = ray.init(address=address, namespace=name, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput("address", words(f"{address} ({reason})"), "the address of a running Ray cluster") from None
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        _leave(ray)
+
+
+def _leave(ray: Any) -> None:
+    """Disconnect; a head that is gone does not answer, so there is a time limit."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_SECONDS)
+
+
+class HeadWatch:
+    """Tells whether Ray's head accepts connections.
+
+    Args:
+        address: of the head, ``host:port``.
+        patience: seconds without the head, after which the cluster counts as lost.
+    """
+
+    def __init__(self, address: str, patience: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._patience = patience
+        self._missing = 0.0
+
+    def check(self, elapsed: float) -> None:
+        """Take a look, ``elapsed`` seconds after the look before.
+
+        Raises:
+            HeadLost: the head has been away for longer than ``patience``.
+        """
+        try:
+            socket.create_connection(self._address, timeout=LOOK_SECONDS).close()
+        except OSError:
+            self._missing += elapsed
+        else:
+            self._missing = 0.0
+        if self._missing >= self._patience:
+            host, port = self._address
+            raise HeadLost(
+                f"The head of the Ray cluster at {host}:{port} has been away for {self._patience:g} seconds, so the "
+                "cluster stops; unfinished requests can be submitted again."
+            )

@@ -1,0 +1,113 @@
+"""A replica of the target: an engine process and its client, inside an actor of Ray Serve."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cospec.config import EngineConfig
+from cospec.core.types import Request
+from cospec.errors import EngineStopped
+from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.codec import Codec
+from cospec.runtime.engine_client import RequestRefused
+from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
+from cospec.runtime.supervisor import Supervision
+
+StreamItem = Events | Rejected | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Where a replica waits for its drafter nodes.
+
+    Attributes:
+        keys: a folder of ``cospec node keys``; None: on the loopback interface.
+    """
+
+    keys: Path | None = None
+
+    def free_address(self) -> str:
+        """A free port of this machine, as a ZeroMQ address."""
+        host = "127.0.0.1" if self.keys is None else ray.util.get_node_ip_address()
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            return f"tcp://{host}:{listener.getsockname()[1]}"
+
+
+class EngineReplica:
+    """Runs one engine process. The methods are called by the API server through Ray Serve, never per step."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
+        self, config: EngineConfig, supervision: Supervision, nodes: NodePlan | None = None, build: Build = build_engine
+    ) -> None:
+        self._client = AsyncEngineClient(build, supervision)
+        self._requests, self._items = Codec(Request), Codec(StreamItem)
+        self._address = ""
+        if nodes is not None:
+            self._address = nodes.free_address()
+            config = _bound(config, self._address, nodes.keys)
+        await self._client.start(config)
+
+    async def check_health(self) -> None:
+        """Raise when the engine process has ended for good; Ray Serve then replaces the replica."""
+        self._client.check_ended()
+
+    async def drafter_address(self) -> str:
+        """The address that drafter nodes of this replica connect to; empty without drafter nodes."""
+        return self._address
+
+    async def info(self) -> EngineInfo:
+        """The facts that the engine sent when the engine was ready."""
+        return self._client.info
+
+    async def metrics(self) -> dict[str, Any] | None:
+        """``EngineMetrics`` as a dictionary; None while the engine does not answer."""
+        try:
+            return await self._client.metrics()
+        except EngineStopped:
+            return None
+
+    async def generate(
+        self, request: list[bytes], digests: tuple[bytes, ...], age: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the events of a request, encoded. A cancelled call aborts the request in the engine.
+
+        Args:
+            request: the encoded ``Request``.
+            digests: read by the router.
+            age: seconds since the request arrived; clocks of two machines have nothing in common.
+        """
+        found = replace(self._requests.decode(request), arrival=time.monotonic() - age)
+        try:
+            async with contextlib.aclosing(self._client.submit([found])) as events:
+                async for event in events:
+                    yield self._encode(Events((event,)))
+        except RequestRefused as error:
+            yield self._encode(Rejected(found.id, str(error), error.field))
+        except EngineStopped as error:
+            yield self._encode(Failed(str(error)))
+
+    def _encode(self, item: StreamItem) -> list[bytes]:
+        return [bytes(part) for part in self._items.encode(item)]
+
+    async def __del__(self) -> None:
+        # Ray Serve awaits this coroutine before the actor ends.
+        await self._client.close()
+
+
+def _bound(config: EngineConfig, address: str, keys: Path | None) -> EngineConfig:
+    """The configuration of an engine that waits for drafter nodes at ``address``."""
+    if config.speculative_config is None:
+        return config
+    nodes = {**config.speculative_config.drafter_nodes, "bind": address, "keys": None if keys is None else str(keys)}
+    speculative = config.speculative_config.model_copy(update={"drafter_nodes": nodes})
+    return config.model_copy(update={"speculative_config": speculative})

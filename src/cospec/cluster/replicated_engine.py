@@ -1,0 +1,174 @@
+"""The replicas of a cluster as one engine: streams of requests, and their replay when a replica is lost.
+
+A request runs on one replica. When the replica is lost, a ``match`` request goes on elsewhere after its delivered
+tokens, see ``runtime.replay``. Other requests end with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from cospec.cluster.prefix_index import digests
+from cospec.cluster.replica import StreamItem
+from cospec.core.types import Event, Request
+from cospec.errors import CospecError, EngineStopped
+from cospec.metrics.merge import merge
+from cospec.runtime.codec import Codec
+from cospec.runtime.engine_client import EngineStatus, RequestRefused
+from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
+from cospec.runtime.replay import LiveRequest
+from cospec.text.input_processor import acceptance_method_of
+
+MAX_LOST_REPLICAS = 8  # that one request outlives; an engine process that a request kills is judged by its replica
+FIRST_DELAY, MAX_DELAY = 0.1, 2.0  # seconds before a replay
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaLost(CospecError):
+    """A replica died, or cannot be reached; the rest of its streams will not arrive."""
+
+
+class Replicas(Protocol):
+    """Transport to the replicas. ``ray_replicas.RayReplicas`` is the implementation over Ray Serve."""
+
+    def generate(
+        self, request: list[bytes], prefix: tuple[bytes, ...], age: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The encoded items of one request, from one replica. Raises ``ReplicaLost``."""
+        ...
+
+    async def metrics(self) -> list[dict[str, Any]]:
+        """The metrics of each replica that answers."""
+        ...
+
+
+class ReplicatedEngine:
+    """One engine, seen from an asyncio program; an ``EngineClient``."""
+
+    def __init__(self, replicas: Replicas, info: EngineInfo) -> None:
+        self._replicas, self._info = replicas, info
+        self._live: dict[str, LiveRequest] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._requests, self._items = Codec(Request), Codec(StreamItem)
+        self._replayed = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts that the first replica sent."""
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        """Counts of the client itself; Ray Serve counts restarts."""
+        return EngineStatus(True, 0, self._replayed, len(self._live))
+
+    def check_alive(self) -> None:
+        """Raise nothing: requests wait while Ray Serve replaces a replica."""
+
+    def check(self) -> None:
+        """Raise nothing: the cluster takes requests until the API server ends."""
+
+    async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
+        """The events of ``requests``, interleaved, until each has finished. Ending the iteration aborts the rest.
+
+        Raises:
+            RequestRefused: the engine does not take one of them; the others are aborted.
+            EngineStopped: a replica was lost with a request that cannot be replayed.
+        """
+        queue: asyncio.Queue[Event | CospecError] = asyncio.Queue()
+        for request in requests:
+            replayable = acceptance_method_of(request, *self._info.acceptance_methods) == "match"
+            live = self._live[request.id] = LiveRequest(request, queue, replayable)
+            self._streams[request.id] = asyncio.create_task(self._follow(live))
+        open_ids = {request.id for request in requests}
+        try:
+            while open_ids:
+                item = await queue.get()
+                if isinstance(item, CospecError):
+                    raise item
+                if item.finish is not None:
+                    open_ids.discard(item.id)
+                yield item
+        finally:
+            self.abort(open_ids)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Drop requests: their streams end with finish reason ``abort``. Unknown and finished ids are ignored."""
+        for id in list(ids):
+            live = self._live.pop(id, None)
+            if live is not None:
+                self._streams.pop(id).cancel()
+                live.abort()
+
+    async def metrics(self) -> dict[str, Any]:
+        """Sums and means over the replicas.
+
+        Raises:
+            EngineStopped: no replica answers.
+        """
+        found = await self._replicas.metrics()
+        if not found:
+            raise EngineStopped("No replica answers.")
+        return merge(found)
+
+    async def _follow(self, live: LiveRequest) -> None:
+        """Deliver the events of a request, from one replica after another."""
+        try:
+            while True:
+                reason = await self._attempt(live)
+                if reason is None:
+                    break
+                if not live.survives(MAX_LOST_REPLICAS):
+                    live.fail(EngineStopped(reason))
+                    break
+                self._replayed += 1
+                log.warning("%s Request %s goes on after %d tokens.", reason, live.request.id, len(live.tokens))
+                await asyncio.sleep(min(FIRST_DELAY * 2 ** (live.crashes - 1), MAX_DELAY))
+        except CospecError as error:
+            live.fail(error)
+        except Exception as error:
+            log.exception("the stream of request %s failed", live.request.id)
+            live.fail(EngineStopped(f"The stream of the request failed: {type(error).__name__}: {error}."))
+        self._live.pop(live.request.id, None)
+        self._streams.pop(live.request.id, None)
+
+    async def _attempt(self, live: LiveRequest) -> str | None:
+        """Follow one replica; returns None after the last event, else why the replica is lost."""
+        request = live.resumed()
+        # A replica that is only slow may still know the request from an earlier attempt.
+        sent = replace(request, id=f"{request.id}+{live.crashes}") if live.crashes else request
+        encoded = [bytes(part) for part in self._requests.encode(sent)]
+        age = time.monotonic() - request.arrival
+        stream = self._replicas.generate(encoded, digests(request.prompt), age)
+        async with contextlib.aclosing(stream):
+            try:
+                async for parts in stream:
+                    if self._deliver(live, self._items.decode(parts)):
+                        return None
+            except ReplicaLost as error:
+                return str(error)
+        return "A replica has ended a stream early."
+
+    def _deliver(self, live: LiveRequest, item: StreamItem) -> bool:
+        """Pass an item on; returns whether the item was the last.
+
+        Raises:
+            CospecError: the engine refuses or drops the request.
+        """
+        match item:
+            case Rejected(_, message, field):
+                raise RequestRefused(message, field)
+            case Failed(message):
+                raise EngineStopped(message)
+            case Events(events):
+                now = time.monotonic()
+                for event in events:
+                    live.deliver(replace(event, id=live.request.id), now)
+                return any(event.finish is not None for event in events)

@@ -1,0 +1,157 @@
+"""``cospec cluster up``: starts everything that a file declares, and keeps the cluster until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from cospec.cluster import ray_cluster, state_file
+from cospec.cluster.config import ClusterConfig
+from cospec.cluster.ray_cluster import LOOK_SECONDS, HeadLost, HeadWatch
+from cospec.errors import InvalidInput, words
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def up(config: ClusterConfig, address: str | None, announce: Callable[[str], None]) -> None:
+    """Serve until a signal.
+
+    Args:
+        address: of a Ray cluster that runs; None starts Ray on this machine.
+        announce: called with the server's URL when the cluster is ready.
+
+    Raises:
+        HeadLost: Ray's head has ended.
+        InvalidInput: a cluster of that name runs already, or the port is in use.
+    """
+    _check_name(config.name)
+    port = free_port(config.server.host, config.server.port)
+    cluster: AbstractContextManager[str] = (
+        ray_cluster.start(config.name, config.machine) if address is None else ray_cluster.join(config.name, address)
+    )
+    with cluster as head, _stop_event() as stopped:
+        url = f"http://{config.server.host}:{port}"
+        with deployed(config, port):
+            token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
+            state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
+            announce(url)
+            watch = HeadWatch(head, config.health.head)
+            while not stopped.wait(LOOK_SECONDS):
+                watch.check(LOOK_SECONDS)
+    state_file.remove(config.name)
+
+
+@contextmanager
+def deployed(config: ClusterConfig, port: int, **options: Any) -> Iterator[None]:
+    """Run the application of ``config`` in the connected Ray cluster for the time of the block.
+
+    Raises:
+        InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
+    """
+    from ray import serve
+
+    from cospec.cluster.application import LOGGING, application
+
+    http = {"host": config.server.host, "port": port, "request_timeout_s": config.server.request_timeout}
+    serve.start(proxy_location="HeadOnly", http_options=http, logging_config=LOGGING)
+    try:
+        try:
+            serve.run(application(config, **options), name=config.name, route_prefix="/")
+        except RuntimeError as error:
+            reason = words(f"not started ({str(error).strip().splitlines()[-1]})")
+            raise InvalidInput("the cluster", reason, "a configuration that starts") from error
+        yield
+    except HeadLost:  # nothing answers any more, and Ray's processes end with this process
+        raise
+    except BaseException:
+        serve.shutdown()
+        raise
+    else:
+        serve.shutdown()
+
+
+def status(name: str) -> dict[str, Any]:
+    """Deployments, machines and their resources of a running cluster, as plain values."""
+    found = state_file.read(name)
+    with ray_cluster.join(name, found.address, found.token_path):
+        import ray
+        from ray import serve
+
+        applications = serve.status().applications
+        return {
+            "name": name,
+            "url": found.url,
+            "ray": found.address,
+            "deployments": {
+                deployment: {"status": str(each.status.value), "replicas": each.replica_states, "message": each.message}
+                for deployment, each in (applications[name].deployments if name in applications else {}).items()
+            },
+            "machines": [
+                {"address": node["NodeManagerAddress"], "alive": node["Alive"], "resources": _plain(node["Resources"])}
+                for node in ray.nodes()
+            ],
+        }
+
+
+def down(name: str, timeout: float = 60.0) -> None:
+    """End a running cluster and wait for the end.
+
+    Raises:
+        InvalidInput: no cluster of that name runs, or the process does not end in time.
+    """
+    found = state_file.read(name)
+    os.kill(found.pid, signal.SIGTERM)
+    ended = threading.Event()
+    for _ in range(int(timeout / 0.1)):
+        if not found.alive:
+            return
+        ended.wait(0.1)
+    raise InvalidInput(
+        "name", words(f"{name}, whose process {found.pid} runs after {timeout:g} s"), "a cluster that ends"
+    )
+
+
+def free_port(host: str, port: int) -> int:
+    """Check that a port is free; port 0 takes a free port.
+
+    Raises:
+        InvalidInput: the port is in use.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise InvalidInput("server.port", words(f"{host}:{port} ({error.strerror})"), "a free port") from None
+        found: int = listener.getsockname()[1]
+        return found
+
+
+def _check_name(name: str) -> None:
+    try:
+        running = state_file.read(name)
+    except InvalidInput:
+        return
+    raise InvalidInput("name", words(f"{name}, which runs as process {running.pid}"), "the name of no running cluster")
+
+
+def _plain(resources: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in resources.items() if not key.startswith("node:")}
+
+
+@contextmanager
+def _stop_event() -> Iterator[threading.Event]:
+    """An event that a signal sets."""
+    stopped = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stopped.set()) for each in SIGNALS}
+    try:
+        yield stopped
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

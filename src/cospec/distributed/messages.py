@@ -1,0 +1,125 @@
+"""The messages between an engine and the stages of its target.
+
+Windows go from the engine through all stages, and logits return from the last. One message is one traversal: a window
+carries the page tables of its sequences, and the cache entries that earlier windows' accepted nodes move to. Therefore
+stages know no sequences, and a commit costs no message of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cospec.config import LinkConfig
+from cospec.models.stage import StageBatch
+from cospec.runtime.messages import Failed, ProtocolMessage, Start
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a stage listens."""
+
+    host: str
+    port: int
+
+
+class Listening(ProtocolMessage, frozen=True):
+    """A stage has loaded its part of the model, and listens."""
+
+    address: Address
+
+
+class Connect(ProtocolMessage, frozen=True):
+    """Tells a stage its neighbours.
+
+    Attributes:
+        token: the secret that every connection between stages begins with.
+        next: the next stage; None for the last stage.
+        shards: the other shards of the stage, for its first shard.
+        store: where the shards of the stage meet; None for one shard.
+    """
+
+    token: str
+    next: Address | None
+    shards: tuple[Address, ...] = ()
+    store: Address | None = None
+
+
+class Connected(ProtocolMessage, frozen=True):
+    """A stage has all its connections."""
+
+
+class SetLinks(ProtocolMessage, frozen=True):
+    """Changes the delays that are added to a stage's links, while no window is in flight."""
+
+    links: LinkConfig
+
+
+class Join(ProtocolMessage, frozen=True):
+    """The first message of a connection to a stage.
+
+    Attributes:
+        results: whether the connection takes logits from the last stage, instead of giving windows.
+    """
+
+    token: str
+    results: bool = False
+
+
+class Window(ProtocolMessage, frozen=True):
+    """A packed batch on its way through the stages.
+
+    Attributes:
+        number: counts windows from 0.
+        slices, ids, parents, pages: see ``StageBatch``.
+        sources, targets: int64 ``[M]``, slots that every stage copies first.
+        states: float32 ``[T, hidden]``, after the layers of the stages before; None from the engine.
+        error: why a stage before could not compute the window; later stages pass the window on.
+    """
+
+    number: int
+    slices: Array
+    ids: Array
+    parents: Array
+    pages: Array
+    sources: Array
+    targets: Array
+    states: Array | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, number: int, batch: StageBatch, moves: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Window:
+        """Return the window that the engine sends."""
+        return cls(number, batch.slices, batch.ids, batch.parents, batch.pages, *moves)
+
+    @property
+    def batch(self) -> StageBatch:
+        """The packed batch."""
+        return StageBatch(self.slices, self.ids, self.parents, self.pages)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = (self.slices, self.ids, self.parents, self.pages, self.sources, self.targets, self.states)
+        return sum(each.nbytes for each in arrays if each is not None)
+
+
+class Logits(ProtocolMessage, frozen=True):
+    """The result of a window: float32 ``[R, V]``, or the reason why there is none."""
+
+    number: int
+    logits: Array | None = None
+    error: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the logits."""
+        return 0 if self.logits is None else self.logits.nbytes
+
+
+StageCommand = Start | Connect | SetLinks
+StageReply = Listening | Connected | Failed

@@ -1,0 +1,169 @@
+"""The engine's end of a sharded target: windows in, logits out, several at a time, and a new start after a loss.
+
+A lost or frozen process loses every window in flight and all KV caches. Then all futures raise ``VerifierLost``, and
+the next submission starts new processes. The engine computes its requests again from their committed tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future as Arrival
+from concurrent.futures import InvalidStateError
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cospec.config import LinkConfig
+from cospec.distributed.messages import Logits, Window
+from cospec.distributed.stage_processes import StageProcesses
+from cospec.errors import ModelError, VerifierLost
+from cospec.models.stage import StageBatch
+from cospec.runtime.codec import ProtocolError
+from cospec.runtime.transport import ChannelClosed
+
+STARTS = 4  # in a row, none of which served for long
+PROVEN = 64  # windows after which the processes count as processes that work
+
+Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+log = logging.getLogger(__name__)
+
+
+class WindowFuture:
+    """Logits on their way through the stages."""
+
+    def __init__(self, pipeline: Pipeline, arrival: Arrival[Tensor]) -> None:
+        self._pipeline, self._arrival = pipeline, arrival
+
+    def done(self) -> bool:
+        """Whether the logits are here, or lost."""
+        return self._arrival.done()
+
+    def result(self, timeout: float | None = None) -> Tensor:
+        """Return float32 logits ``[R, V]``.
+
+        Raises:
+            VerifierLost: the processes are lost, or did not answer in time.
+            RuntimeError: a stage could not compute the window.
+        """
+        try:
+            return self._arrival.result(self._pipeline.patience if timeout is None else timeout)
+        except TimeoutError:
+            if timeout is not None or self._arrival.done():
+                raise
+            self._pipeline.lose(f"no stage answered for {self._pipeline.patience:g} s")
+            return self._arrival.result()
+
+
+class Pipeline:
+    """The processes of a target, started again when they are lost. Used by one thread, as an engine is.
+
+    Args:
+        start: starts the processes; raises ``ModelError`` or ``VerifierLost``.
+        patience: seconds after which a window without an answer counts as lost.
+
+    Attributes:
+        starts: how often the processes were started.
+    """
+
+    def __init__(self, start: Callable[[], StageProcesses], patience: float) -> None:
+        self._start, self.patience = start, patience
+        self._lock = threading.Lock()
+        self._pending: dict[int, Arrival[Tensor]] = {}
+        self._number = self._unproven = 0
+        self.starts = 0
+        self._running: StageProcesses | None = None
+        self._restart()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the running processes, stage by stage; empty after a loss."""
+        running = self._running
+        return [] if running is None else running.pids
+
+    def submit(self, batch: StageBatch, moves: Moves) -> WindowFuture:
+        """Send a window. After a loss this starts the processes again, whose KV caches are empty.
+
+        Raises:
+            VerifierLost: the processes cannot be started again, or are lost.
+        """
+        running = self._running or self._restart()
+        number, arrival = self._number, Arrival[Tensor]()
+        self._number += 1
+        with self._lock:
+            self._pending[number] = arrival
+        try:
+            running.windows.send(Window.of(number, batch, moves))
+        except ChannelClosed:
+            self.lose(running.endings())
+        return WindowFuture(self, arrival)
+
+    def set_links(self, links: LinkConfig) -> None:
+        """Change the delays that are added to the links between stages, while no window is in flight."""
+        if self._running is not None:
+            self._running.set_links(links)
+
+    def lose(self, cause: str) -> None:
+        """End the processes; windows in flight are lost."""
+        with self._lock:
+            running, self._running = self._running, None
+            lost, self._pending = self._pending, {}
+        for arrival in lost.values():
+            _settle(arrival, VerifierLost(f"The target's processes are lost: {cause}."))
+        if running is not None:
+            log.warning("the target's processes are lost: %s; %d windows are computed again", cause, len(lost))
+            running.kill()
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def _restart(self) -> StageProcesses:
+        if self._unproven >= STARTS:
+            raise VerifierLost(f"The target's processes were lost {STARTS} times in a row, and are not started again.")
+        self._unproven += 1
+        try:
+            running = self._start()
+        except ModelError as error:
+            if not self.starts:
+                raise
+            raise VerifierLost(f"The target's processes cannot be started again: {error}") from error
+        if self.starts:
+            log.warning("the target's processes are back; requests are computed again from their tokens")
+        self.starts += 1
+        self._running = running
+        threading.Thread(target=self._receive, args=(running,), daemon=True).start()
+        return running
+
+    def _receive(self, running: StageProcesses) -> None:
+        """Take logits in until the connection ends, so that the last stage never waits for the engine."""
+        try:
+            while True:
+                self._take(running.results.receive())
+        except (ChannelClosed, ProtocolError, ValueError, OSError):
+            if self._running is running:
+                self.lose(running.endings())
+
+    def _take(self, message: Logits) -> None:
+        with self._lock:
+            arrival = self._pending.pop(message.number, None)
+            self._unproven = 1 if message.number % PROVEN == PROVEN - 1 else self._unproven
+        if arrival is None:
+            return
+        if message.error is not None or message.logits is None:
+            _settle(arrival, RuntimeError(message.error or "a stage returned no logits"))
+        else:
+            arrival.set_result(torch.from_numpy(message.logits.copy()))
+
+
+def _settle(arrival: Arrival[Tensor], error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):  # the logits came first
+        arrival.set_exception(error)

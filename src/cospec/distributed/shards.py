@@ -1,0 +1,47 @@
+"""The sum over the shards of a stage, by torch.distributed.
+
+Gloo's own all-reduce adds in an order that depends on the size. Here every shard gathers all products, and adds them in
+the order of the shards. The sum therefore has equal bits in every shard, and in a process that holds all shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from cospec.distributed.messages import Address
+from cospec.models.shard import Shard
+
+PATIENCE = timedelta(seconds=60)  # for a shard that does not answer
+
+
+class ShardGroup:
+    """The shards of one stage; ``sum`` is the same call in each.
+
+    Args:
+        store: where the shards meet; the first shard listens there.
+    """
+
+    def __init__(self, shard: Shard, store: Address) -> None:
+        self._ranks = shard.ranks
+        meeting = TCPStore(store.host, store.port, shard.ranks, shard.rank == 0, timeout=PATIENCE)
+        dist.init_process_group("gloo", store=meeting, rank=shard.rank, world_size=shard.ranks, timeout=PATIENCE)
+
+    def sum(self, product: Tensor) -> None:
+        """Replace a contiguous float32 product by the sum of all shards' products."""
+        products = [torch.empty_like(product) for _ in range(self._ranks)]
+        dist.all_gather(products, product)
+        product.copy_(in_order(products))
+
+
+def in_order(products: Sequence[Tensor]) -> Tensor:
+    """Return the sum of products, added from the first to the last."""
+    total = products[0].clone()
+    for each in products[1:]:
+        total += each
+    return total

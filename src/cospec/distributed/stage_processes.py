@@ -1,0 +1,166 @@
+"""The processes of a sharded target: start, connections, end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cospec.config import LinkConfig
+from cospec.distributed.links import connect
+from cospec.distributed.messages import Address, Connect, Connected, Join, Listening, Logits, SetLinks, StageReply
+from cospec.distributed.stage_worker import StagePlan, plan_of
+from cospec.errors import ModelError, VerifierLost
+from cospec.models.load_options import LoadOptions
+from cospec.models.shard import Shard
+from cospec.runtime.codec import ProtocolError, encode_call
+from cospec.runtime.messages import Failed, Start
+from cospec.runtime.process_executor import Worker
+from cospec.runtime.transport import Channel, ChannelClosed, ChildProcess
+
+WORKER = "cospec.distributed.stage_worker"
+START_SECONDS = 600.0  # for a stage that loads its weights
+
+Launch = Callable[[str, Shard], Worker]
+"""Starts the process of a part of the model, whose plan the function of that name builds."""
+
+
+def launch_here(name: str, shard: Shard) -> Worker:
+    """Start the process on this machine."""
+    return ChildProcess(WORKER, [name])
+
+
+def plans(
+    model: str, options: LoadOptions, hosts: Sequence[str], links: LinkConfig, threads: int | None
+) -> list[StagePlan]:
+    """Return the plans of all processes, stage by stage.
+
+    Args:
+        options: of the whole target; ``shard`` has the numbers of stages and shards.
+        hosts: one per stage, or one for all.
+        threads: of each process; None divides the processors of this machine.
+    """
+    shape = options.shard
+    own = threads or max(1, (os.cpu_count() or 1) // (shape.stages * shape.ranks))
+    return [
+        StagePlan(
+            model,
+            replace(options, shard=Shard(stage, shape.stages, rank, shape.ranks)),
+            hosts[stage % len(hosts)],
+            own,
+            links,
+        )
+        for stage in range(shape.stages)
+        for rank in range(shape.ranks)
+    ]
+
+
+class StageProcesses:
+    """Running and connected processes.
+
+    Attributes:
+        windows: takes ``Window`` messages for the first stage.
+        results: brings ``Logits`` from the last stage, in the order of the windows.
+
+    Raises:
+        ModelError: a part of the model cannot be loaded; the sentence is the stage's.
+        VerifierLost: a process died while the processes were started.
+    """
+
+    def __init__(self, plans: Sequence[StagePlan], launch: Launch = launch_here) -> None:
+        self._workers: list[Worker] = []
+        self._channels: list[Channel] = []
+        try:
+            self.windows, self.results = self._start(plans, launch)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, stage by stage."""
+        return [worker.pid for worker in self._workers]
+
+    def endings(self) -> str:
+        """How the processes that have died ended, as the predicate of a sentence."""
+        for number, worker in enumerate(self._workers):
+            ending = worker.ending()
+            if "signal" in ending or ("code" in ending and not ending.endswith(" 0")):
+                return f"process {number} {ending}"
+        return "a connection ended"
+
+    def set_links(self, links: LinkConfig) -> None:
+        """Change the delays of all links, while no window is in flight."""
+        for number in range(len(self._workers)):
+            self._channels[number].send(SetLinks(links))
+            self._answer(number, Connected)
+
+    def kill(self) -> None:
+        """End all processes by force."""
+        for worker in self._workers:
+            worker.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections, which ends the processes."""
+        for channel in self._channels:
+            channel.close()
+        for worker in self._workers:
+            worker.stream.close()
+        for worker in self._workers:
+            worker.close()
+
+    def _start(self, plans: Sequence[StagePlan], launch: Launch) -> tuple[Channel, Channel]:
+        token = secrets.token_hex(16)
+        for plan in plans:
+            name, arguments = encode_call(plan_of, plan)
+            self._workers.append(launch(name, plan.options.shard))
+            self._channels.append(Channel(self._workers[-1].stream, StageReply))
+            self._channels[-1].send(Start(arguments))
+        addresses = [self._answer(number, Listening).address for number in range(len(plans))]
+        for number, command in enumerate(_connections(plans, addresses, token)):
+            self._channels[number].send(command)
+        ranks = plans[0].options.shard.ranks
+        windows = connect(addresses[0], token, Join)
+        results = connect(addresses[len(plans) - ranks], token, Logits, results=True)
+        for number in range(len(plans)):
+            self._answer(number, Connected)
+        self._channels += [windows, results]
+        return windows, results
+
+    def _answer(self, number: int, kind: type[Any]) -> Any:
+        """Wait for a process's next message, which is of one kind."""
+        try:
+            message = self._channels[number].receive(START_SECONDS)
+        except (ChannelClosed, ProtocolError) as error:
+            ending = self._workers[number].ending()
+            raise VerifierLost(f"Process {number} of the target {ending} while it was started.") from error
+        if isinstance(message, Failed):
+            raise ModelError(message.message)
+        if not isinstance(message, kind):
+            raise VerifierLost(f"Process {number} of the target did not start within {START_SECONDS:.0f} s.")
+        return message
+
+
+def _connections(plans: Sequence[StagePlan], addresses: Sequence[Address], token: str) -> list[Connect]:
+    """Return each process's neighbours; the first shard of a stage sends to the others and to the next stage."""
+    found: list[Connect] = []
+    for number, plan in enumerate(plans):
+        shard = plan.options.shard
+        store = None
+        if shard.ranks > 1:
+            first = number - shard.rank
+            store = _free_port(addresses[first].host) if shard.rank == 0 else found[first].store
+        others = tuple(addresses[number + 1 : number + shard.ranks]) if shard.rank == 0 else ()
+        following = None if shard.last or shard.rank else addresses[number + shard.ranks]
+        found.append(Connect(token, following, others, store))
+    return found
+
+
+def _free_port(host: str) -> Address:
+    """Find a port that no process uses now."""
+    with socket.create_server((host, 0)) as probe:
+        return Address(host, probe.getsockname()[1])

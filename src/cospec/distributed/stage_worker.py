@@ -1,0 +1,207 @@
+"""The process of one stage, or of one shard of a stage; ``stage_processes`` starts the process and talks to it.
+
+Life of the process: load the part of the model ──Listening──► connect to the neighbours ──Connected──► compute windows
+in their order, until a connection or the engine's process ends. Nothing is left of a pipeline whose engine was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from cospec.config import LinkConfig
+from cospec.distributed.links import Link, accept, connect, listen
+from cospec.distributed.messages import Connect, Connected, Join, Listening, Logits, SetLinks, StageCommand, Window
+from cospec.distributed.shards import ShardGroup
+from cospec.errors import CospecError, failure
+from cospec.models.load_options import LoadOptions
+from cospec.models.loading import load_stage
+from cospec.models.stage import StageForward
+from cospec.native import library
+from cospec.process_utils import freeze_gc
+from cospec.runtime.codec import ProtocolError, decode_call
+from cospec.runtime.messages import Failed, Start
+from cospec.runtime.transport import Channel, ChannelClosed, inherited
+
+LOOK_SECONDS = 1.0  # how often an idle process looks whether the engine's process is there
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What one process does.
+
+    Attributes:
+        model: the name, see ``checkpoint.resolve``.
+        options: of the part's weights and KV cache; ``shard`` is the part.
+        host: the address to listen on.
+        threads: of the CPU kernels.
+        links: delays that are added.
+    """
+
+    model: str
+    options: LoadOptions
+    host: str
+    threads: int
+    links: LinkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """The connections of a process: windows come in; the first shard passes windows on."""
+
+    windows: Channel
+    next: Link | None
+    results: Link | None
+    shards: tuple[Channel, ...]
+
+
+def plan_of(plan: StagePlan) -> StagePlan:
+    """The function that the command line names; the decoder checks the plan's types."""
+    return plan
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the engine that started this process.
+
+    Args:
+        arguments: the connection's file descriptor, and the name of ``plan_of``.
+    """
+    descriptor, name = arguments
+    run(inherited(descriptor), name)
+
+
+def run(stream: socket.socket, name: str) -> None:
+    """Load the part, connect, and compute windows until a connection ends, which ends the process."""
+    control = Channel(stream, StageCommand)
+    start = control.receive()
+    if not isinstance(start, Start):
+        raise ProtocolError("A stage gets another command before it knows its part of the model.")
+    plan: StagePlan = decode_call(name, start.arguments)
+    torch.set_num_threads(plan.threads)
+    if library.available():
+        library.use_instruction_set(plan.options.instruction_set)
+        library.set_threads(plan.threads)
+    stage = _Stage(plan)
+    try:
+        stage.load()
+    except CospecError as error:
+        control.send(Failed(str(error)))
+        return
+    freeze_gc()
+    listener, address = listen(plan.host)
+    control.send(Listening(address))
+    command = control.receive()
+    if not isinstance(command, Connect):
+        raise ProtocolError("A stage gets another command before it knows its neighbours.")
+    neighbours = _connect(plan, listener, command, stage)
+    control.send(Connected())
+    threading.Thread(target=_watch, args=(control, neighbours, os.getppid()), daemon=True).start()
+    try:
+        stage.serve(neighbours)
+    except ChannelClosed:
+        os._exit(0)  # the neighbours see the end of their connections
+    except ProtocolError as error:
+        print(f"A stage ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: _Stage) -> _Neighbours:
+    """Connect to the next stage and to the other shards, and wait for the connections of the others."""
+    shard, links = plan.options.shard, plan.links
+    seed = links.seed * 1000 + shard.stage
+    following = None if command.next is None else connect(command.next, command.token, Join)
+    shards = tuple(connect(each, command.token, Join) for each in command.shards)
+    incoming, results = [], None
+    for _ in range(2 if shard.last and not shard.rank else 1):
+        channel, takes_results = accept(listener, command.token, Window)
+        if takes_results:
+            results = Link(channel, _result_link(links), seed)
+        else:
+            incoming.append(channel)
+    listener.close()
+    if command.store is not None:
+        stage.join(ShardGroup(shard, command.store))
+    return _Neighbours(incoming[0], None if following is None else Link(following, links, seed), results, shards)
+
+
+class _Stage:
+    """A part of the model, and the group of its shards."""
+
+    def __init__(self, plan: StagePlan) -> None:
+        self._plan = plan
+        self._group: ShardGroup | None = None
+        self._forward: StageForward | None = None
+
+    def load(self) -> None:
+        """Load the part; raises ``CospecError``."""
+        sharded = self._plan.options.shard.ranks > 1
+        self._forward = load_stage(self._plan.model, self._plan.options, self._sum if sharded else None)
+
+    def join(self, group: ShardGroup) -> None:
+        """The shards of the stage are connected."""
+        self._group = group
+
+    def _sum(self, product: Tensor) -> None:
+        assert self._group is not None, "a stage computes after its shards are connected"
+        self._group.sum(product)
+
+    def serve(self, neighbours: _Neighbours) -> None:
+        """Compute windows in their order.
+
+        Raises:
+            ChannelClosed: a neighbour is gone.
+            ProtocolError: a neighbour sent bytes that are no window.
+        """
+        while True:
+            window = neighbours.windows.receive()
+            for shard in neighbours.shards:
+                shard.send(window)
+            result = self._answer(window)
+            if neighbours.next is not None:
+                neighbours.next.send(result)
+            elif neighbours.results is not None:
+                neighbours.results.send(Logits(result.number, result.states, result.error))
+
+    def _answer(self, window: Window) -> Window:
+        """Return the window after the layers of this stage."""
+        assert self._forward is not None
+        self._forward.cache.copy(window.sources.tolist(), window.targets.tolist())
+        if window.error is not None:
+            return window
+        shard = self._plan.options.shard
+        try:
+            states = None if window.states is None else torch.from_numpy(window.states.copy())
+            found = self._forward.run(window.batch, states)
+        except Exception as error:
+            if shard.ranks > 1:
+                raise  # the other shards wait for this one
+            return msgspec.structs.replace(window, states=None, error=failure(error))
+        return msgspec.structs.replace(window, states=None if found is None else found.numpy())
+
+
+def _result_link(links: LinkConfig) -> LinkConfig:
+    """Return the link from the last stage to the engine."""
+    return LinkConfig(delay=links.result_delay)
+
+
+def _watch(control: Channel, neighbours: _Neighbours, parent: int) -> None:
+    """End with the engine; change links meanwhile."""
+    try:
+        while os.getppid() == parent:
+            command = control.receive(LOOK_SECONDS)
+            if isinstance(command, SetLinks):
+                if neighbours.next is not None:
+                    neighbours.next.change(command.links)
+                if neighbours.results is not None:
+                    neighbours.results.change(_result_link(command.links))
+                control.send(Connected())
+    except (ChannelClosed, ProtocolError):
+        pass
+    os._exit(0)

@@ -1,0 +1,19 @@
+"""A short run of ``python -m benchmarks.chaos``: processes are killed and paused under load, and no token changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.chaos import run
+
+pytest.importorskip("ray", reason="the extra cluster is not installed")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+
+def test_no_request_is_lost_or_wrong(tmp_path: Path) -> None:
+    report = run(seconds=25, requests=200, every=5, folder=tmp_path)
+    assert report.requests == 200
+    assert (report.lost, report.wrong, report.errors, report.left) == (0, 0, [], [])
+    assert sum(report.faults.values()) >= 4
+    assert report.running_after == 0

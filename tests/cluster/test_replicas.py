@@ -1,0 +1,124 @@
+"""One cluster of two replicas as a whole: exactness, prefixes, lost replicas, aborts, and an end without remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
+from benchmarks.cluster_process import ClusterProcess
+
+pytest.importorskip("ray", reason="the extra cluster is not installed")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+CONFIG = {
+    "name": f"test-{os.getpid()}",
+    "server": {"port": 0},
+    "machine": {"num_cpus": 4},
+    "health": {"period": 1, "timeout": 3, "grace": 1, "head": 3},
+    "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+    "drafters": DRAFTERS,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+    assert not running.left()
+
+
+def figure(cluster: ClusterProcess, name: str) -> float:
+    text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"cospec:{name}{{"))
+
+
+def complete(cluster: ClusterProcess, ask: Ask, **more: Any) -> tuple[list[int], str]:
+    body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling, **more}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice["token_ids"], choice["text"]
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        threading.Event().wait(0.2)
+    assert what()
+
+
+def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
+    asks = [Ask(prompt, seed) for prompt in PROMPTS for seed in (None, 1, 2)]
+    expected = expect(asks)
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(asks, pool.map(lambda each: complete(cluster, each), asks), strict=True))
+    assert found == expected
+
+
+def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
+    def joined() -> list[Any]:
+        found = httpx.get(f"{cluster.url}/cluster", timeout=30).json()["nodes"]
+        return [node for node in found if node["state"] == "ready"]
+
+    wait_for(lambda: len(joined()) == 2)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda prompt: complete(cluster, Ask(prompt, None)), PROMPTS * 3))
+    assert all(node["drafts"] > 0 for node in joined())
+    assert figure(cluster, "spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_requests_with_a_shared_prefix_meet_in_one_cache(cluster: ClusterProcess) -> None:
+    prefix = "Once upon a time there was a little dog. " * 8
+    before = figure(cluster, "prefix_cache_hits_total")
+    for number in range(6):
+        complete(cluster, Ask(f"{prefix}{number}", None), max_tokens=1)
+    tokens = httpx.post(f"{cluster.url}/tokenize", json={"prompt": prefix}, timeout=30).json()["count"]
+    hits = figure(cluster, "prefix_cache_hits_total") - before  # two caches would miss the prefix twice
+    assert hits >= 5 * (tokens // 16 - 1) * 16
+
+
+def test_a_client_that_leaves_frees_its_request(cluster: ClusterProcess) -> None:
+    body = {"prompt": PROMPTS[0], "stream": True, "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    wait_for(lambda: figure(cluster, "num_requests_live") == 0 and figure(cluster, "num_requests_running") == 0)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.Signals) -> None:
+    wait_for(lambda: len(cluster.engines()) == 2)
+    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
+    expected, replayed = complete(cluster, ask, **more), figure(cluster, "requests_replayed_total")
+    body = {"prompt": ask.prompt, "return_token_ids": True, "stream": True, **ask.sampling, **more}
+    tokens: list[int] = []
+    text, lost = "", False
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=90) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            tokens += choice["token_ids"]
+            text += choice["text"]
+            if not lost and len(tokens) > 20:
+                os.kill(cluster.busy_replica(), fault)
+                lost = True
+    assert (tokens, text) == expected
+    assert figure(cluster, "requests_replayed_total") == replayed + 1
+
+
+def test_without_a_head_the_cluster_stops_with_one_sentence(cluster: ClusterProcess) -> None:
+    (head,) = [pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]]
+    os.kill(head, signal.SIGKILL)
+    assert cluster.process.wait(60) == 1
+    last = cluster.log.strip().splitlines()[-1]
+    assert last.startswith("cospec: The head of the Ray cluster at")
+    assert last.endswith("unfinished requests can be submitted again.")

@@ -1,0 +1,239 @@
+"""A target in several processes writes the tokens of a target in this process, also when processes die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cospec.assembly.sharding import load_target
+from cospec.config import EngineConfig
+from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, Event, FinishReason, Request
+from cospec.distributed.model import ShardedModel
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.models.block_manager import BlockPool
+from cospec.models.loading import LoadOptions
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load, write_pair
+from harness.shards import ShardsHere
+from harness.toys import ScriptedDrafter, run_all, tokens_of
+
+pytestmark = pytest.mark.cluster
+
+LAYOUTS = [(2, 1), (3, 1), (1, 2)]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=16),
+    "edited": SamplingParams(temperature=0, max_tokens=16, repetition_penalty=1.3, min_tokens=5, logprobs=2),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=16, seed=11, n=2),
+}
+SOME_TREE = [3, 9, 27, 4, 12, 36, 5], [-1, -1, 0, 1, 1, 4, 2]
+
+
+@dataclass(frozen=True)
+class Folders:
+    target: Path
+    drafter: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    found = Folders(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
+    write_pair(found.target, found.drafter)
+    return found
+
+
+@contextmanager
+def sharded(folders: Folders, stages: int, ranks: int = 1, pages: int = 200, **config: Any) -> Iterator[ShardedModel]:
+    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=pages * PAGE * BYTES_PER_TOKEN)
+    made = EngineConfig(pipeline_parallel_size=stages, tensor_parallel_size=ranks, threads=1, **config)
+    model, end = load_target(made, [(str(folders.target), options)], options)
+    try:
+        assert isinstance(model, ShardedModel)
+        yield model
+    finally:
+        end()
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"pp{layout[0]}-tp{layout[1]}")
+def target(folders: Folders, request: pytest.FixtureRequest) -> Iterator[ShardedModel]:
+    with sharded(folders, *request.param) as model:
+        yield model
+
+
+def drafters(folders: Folders) -> dict[str, Callable[[], Drafter | None]]:
+    return {
+        "none": lambda: None,
+        "model": lambda: ModelDrafter(load(folders.drafter)),
+        "ngram": lambda: NgramDrafter(1, 3),
+        "tree": lambda: ScriptedDrafter(*SOME_TREE),
+    }
+
+
+def requests(params: SamplingParams) -> list[Request]:
+    """Prompts of several lengths, some of which begin alike."""
+    prompts = [[(3 * n + i * i) % VOCAB if i > 20 else i for i in range(8 + 9 * n)] for n in range(6)]
+    return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params)]
+
+
+def outputs(
+    target: Model, drafter: Drafter | None, params: SamplingParams, **config: Any
+) -> dict[str, tuple[int, ...]]:
+    return tokens_of(run_all(llama_engine(target, drafter, **config), requests(params)))
+
+
+def test_logits_have_the_bits_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:
+    stages, ranks = request.node.callspec.params["target"]
+    model, found = ShardsHere(folders.target, stages, ranks, LoadOptions(page_size=PAGE)), []
+    for each in (model, target):
+        each.pages.allocate("a", 48)
+        first = TokenBatch((SequenceSlice("a", 0, tuple(range(20)), (-1, 0, -1), 3),))
+        second = TokenBatch((SequenceSlice("a", 17, (5, 6), (), 0),))
+        found.append(torch.cat([each.forward(first), each.forward(second)]))
+    target.free(["a"])
+    assert torch.equal(*found)
+
+
+def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:
+    """Shards add in another order than one process, so that their tokens are compared with tokens without drafts."""
+    _, ranks = request.node.callspec.params["target"]
+    for params in PARAMS.values():
+        wanted = outputs(load(folders.target) if ranks == 1 else target, None, params)
+        for make in drafters(folders).values():
+            assert outputs(target, make(), params, k=3, max_nodes=7) == wanted
+            assert target.pages.usage == 0
+
+
+def test_tokens_are_the_same_under_preemption(folders: Folders, target: ShardedModel) -> None:
+    """Few pages: sequences lose their caches, prefixes are found again, prompts are computed in pieces."""
+    params, preempted = PARAMS["seeded"], 0
+    wanted = outputs(target, None, params)
+    few = BlockPool(14, PAGE)
+    small = ShardedModel(target.name, target.pipeline, few, (VOCAB, 96), target.max_in_flight)
+    for make in drafters(folders).values():
+        engine = llama_engine(small, make(), k=3, max_nodes=7, max_num_batched_tokens=24)
+        assert tokens_of(run_all(engine, requests(params))) == wanted
+        preempted += engine.metrics().num_preemptions
+        assert engine.metrics().prefix_cache_hits > 0
+    assert preempted > 0
+    target.pages.forget_contents()  # both accountings used the same pages
+
+
+def test_windows_are_in_flight_together(target: ShardedModel) -> None:
+    engine = llama_engine(target, None)
+    most = 0
+    for request in requests(PARAMS["greedy"]):
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+        most = max(most, engine.metrics().steps_in_flight)
+    assert most == target.max_in_flight - 1  # one was collected
+    assert engine.metrics().target_calls > 0
+
+
+class LostCommits(ShardedModel):
+    """Wrong on purpose: no window says where accepted nodes move to."""
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        pass
+
+
+def test_a_window_without_its_commits_is_seen(folders: Folders, target: ShardedModel) -> None:
+    """The control: the tree's accepted branch must move in the caches of all stages."""
+    params = PARAMS["greedy"]
+    plain = outputs(load(folders.target), None, params)
+    draft = lambda: Prophet(plain)  # noqa: E731
+    assert outputs(target, draft(), params, k=3, max_nodes=6) == plain
+    lost = LostCommits(target.name, target.pipeline, target.pages, (VOCAB, target.max_len), target.max_in_flight)
+    assert outputs(lost, draft(), params, k=3, max_nodes=6) != plain
+
+
+class Prophet(ScriptedDrafter):
+    """Drafts a tree whose last branch is right."""
+
+    def __init__(self, texts: dict[str, tuple[int, ...]]) -> None:
+        super().__init__([0, 0, 0, 0, 0], [-1, -1, 1, 2, 3])
+        self._texts = texts
+
+    def propose(self, contexts: Any, budgets: Any) -> Any:
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            text = self._texts[context.id][len(context.tokens) - context.prompt_len :][:4]
+            (draft,) = super().propose([context], [budget])
+            wrong = (1 + (text[0] if text else 0)) % VOCAB
+            drafts.append(
+                draft.__class__(
+                    draft.id,
+                    draft.base_len,
+                    (wrong, *text),
+                    (-1, -1, *range(1, len(text)))[: 1 + len(text)],
+                    draft.drafters[: 1 + len(text)],
+                )
+            )
+        return drafts
+
+
+def disturbed(engine: Engine, disturb: Callable[[], None]) -> dict[str, list[Event]]:
+    """Run all requests; ``disturb`` is called once in the middle."""
+    events: dict[str, list[Event]] = {}
+    for request in requests(PARAMS["seeded"]):
+        events[request.id] = []
+        engine.add(request)
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        if steps == 12:
+            disturb()
+        for event in engine.step():
+            events[event.id].append(event)
+        engine.check_integrity()
+    return events
+
+
+def test_killed_and_frozen_stages_cost_no_token(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = outputs(load(folders.target), None, PARAMS["seeded"])
+    with sharded(folders, 2, stage_timeout=5.0) as target:
+        for losses, (stage, how) in enumerate([(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
+            engine = llama_engine(target, ModelDrafter(load(folders.drafter)), k=3)
+            old = target.pipeline.pids
+            found = disturbed(engine, partial(os.kill, old[stage], how))
+            assert tokens_of(found) == wanted
+            assert engine.metrics().verifier_losses == 1 and target.pipeline.starts == 1 + losses
+            assert set(old).isdisjoint(target.pipeline.pids) and not any(map(running, old))
+            assert sum("processes are lost" in record.message for record in caplog.records) == losses
+
+
+def test_a_target_that_cannot_start_again_ends_each_request_with_one_error(tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "target", tmp_path / "drafter")
+    write_pair(folders.target, folders.drafter)
+    with sharded(folders, 2) as target:
+        pids = target.pipeline.pids
+        assert all(map(running, pids))
+
+        def destroy() -> None:
+            (folders.target / "model.safetensors").unlink()
+            os.kill(pids[0], signal.SIGKILL)
+
+        found = disturbed(llama_engine(target, None), destroy)
+        ends = [own[-1] for own in found.values()]
+        assert all(end.finish is FinishReason.ERROR and "cannot be started again" in (end.error or "") for end in ends)
+    assert not any(map(running, pids))
+
+
+def running(pid: int) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(found.strip()) and not found.strip().startswith("Z")
