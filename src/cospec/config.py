@@ -125,16 +125,6 @@ class CollaborationConfig(Options):
         raise PydanticCustomError("gamma", allowed, {"most": LONGEST_DRAFT})
 
 
-class EnsembleMember(WeightOptions):
-    """One of ``models``.
-
-    Attributes:
-        model: named as ``EngineConfig.model``.
-    """
-
-    model: str
-
-
 class LinkConfig(Options):
     """Delays that are added to each link between the stages of a target, for tests and measurements.
 
@@ -153,6 +143,16 @@ class LinkConfig(Options):
     bandwidth: float | None = Field(default=None, gt=0, strict=False)
     result_delay: float = Field(default=0.0, ge=0, strict=False)
     seed: int = 0
+
+
+class EnsembleMember(WeightOptions):
+    """One of ``models``.
+
+    Attributes:
+        model: named as ``EngineConfig.model``.
+    """
+
+    model: str
 
 
 class EngineConfig(Options):

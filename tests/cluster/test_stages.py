@@ -204,17 +204,25 @@ def disturbed(engine: Engine, disturb: Callable[[], None]) -> dict[str, list[Eve
     return events
 
 
-def test_killed_and_frozen_stages_cost_no_token(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture(scope="module")
+def lasting(folders: Folders) -> Iterator[ShardedModel]:
+    """A target that every test below disturbs."""
+    with sharded(folders, 2, stage_timeout=5.0) as model:
+        yield model
+
+
+@pytest.mark.parametrize(("stage", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_killed_or_frozen_stage_costs_no_token(
+    folders: Folders, lasting: ShardedModel, stage: int, how: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
     wanted = outputs(load(folders.target), None, PARAMS["seeded"])
-    with sharded(folders, 2, stage_timeout=5.0) as target:
-        for losses, (stage, how) in enumerate([(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
-            engine = llama_engine(target, ModelDrafter(load(folders.drafter)), k=3)
-            old = target.pipeline.pids
-            found = disturbed(engine, partial(os.kill, old[stage], how))
-            assert tokens_of(found) == wanted
-            assert engine.metrics().verifier_losses == 1 and target.pipeline.starts == 1 + losses
-            assert set(old).isdisjoint(target.pipeline.pids) and not any(map(running, old))
-            assert sum("processes are lost" in record.message for record in caplog.records) == losses
+    engine = llama_engine(lasting, ModelDrafter(load(folders.drafter)), k=3)
+    old, starts = lasting.pipeline.pids, lasting.pipeline.starts
+    found = disturbed(engine, partial(os.kill, old[stage], how))
+    assert tokens_of(found) == wanted
+    assert engine.metrics().verifier_losses == 1 and lasting.pipeline.starts == starts + 1
+    assert set(old).isdisjoint(lasting.pipeline.pids) and not any(map(running, old))
+    assert sum("processes are lost" in record.message for record in caplog.records) == 1
 
 
 def test_a_target_that_cannot_start_again_ends_each_request_with_one_error(tmp_path: Path) -> None:

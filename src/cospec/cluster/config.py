@@ -64,7 +64,7 @@ class Health(Options):
         period: between two health checks.
         timeout: for an answer; three checks without an answer end the actor, and Ray starts another.
         grace: for the running requests of an actor that is ended.
-        head: without Ray's head, after which the cluster stops; a head with stored state may restart within this time.
+        head: without Ray's head, after which the cluster stops.
     """
 
     period: float = Field(default=5, gt=0, strict=False)

@@ -187,6 +187,7 @@ class Engine:
             return self._recover(entries, error)
         except Exception as error:  # as in ``_submit``
             self._end_oldest(entries)
+            log.error("a step of %d requests failed", len(entries), exc_info=error)
             return self._retry(entries, error)
         aborted = self._end_oldest(entries)
         if aborted:
@@ -217,7 +218,6 @@ class Engine:
         All components forget the requests first. The outputs are dropped, so no random number is used twice.
         """
         sequences = [entry.sequence for entry in entries if entry.sequence.id in self._sequences]
-        log.error("a step of %d requests failed", len(sequences), exc_info=error)
         self.execution_mode.free([sequence.id for sequence in sequences])
         given_up = {sequence.id for sequence in self.scheduler.retry(sequences)}
         ended = [entry for entry in entries if entry.sequence.id in given_up]

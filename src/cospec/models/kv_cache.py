@@ -118,18 +118,18 @@ class KVCache:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots of all layers: slot ``s`` is entry ``s % page_size`` of its page."""
-        if not len(sources):
+        if not sources:
             return
-        slots = torch.tensor([sources, targets], device=self.device)
         size = self.pages.page_size
-        places = torch.cat([slots // size, slots % size])  # rows: page read, page written, slot read, slot written
+        rows = [zip(*(divmod(slot, size) for slot in slots), strict=True) for slots in (sources, targets)]
+        places = torch.tensor([*rows[0], *rows[1]], device=self.device)
         for entries in self._entries.values():  # one operation for all layers of a shape
             most = len(sources)
             if self.device.type == "cpu":
                 most = max(1, SERIAL_SIZE // (len(entries) * entries.shape[2] * entries.shape[4]))
             parts = [part.unbind() for part in places.split(most, 1)]
-            read = [entries[:, page, :, slot] for page, _, slot, _ in parts]
-            for (_, page, _, slot), values in zip(parts, read, strict=True):
+            read = [entries[:, page, :, slot] for page, slot, _, _ in parts]
+            for (_, _, page, slot), values in zip(parts, read, strict=True):
                 entries[:, page, :, slot] = values
 
 

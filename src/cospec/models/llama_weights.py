@@ -80,8 +80,8 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """Factors and bounds of a family.
+class Multipliers:
+    """Multipliers and bounds of a family.
 
     Attributes:
         embedding, residual, logits: multiply embeddings, the outputs of attention and feed-forward, and logits.
@@ -123,7 +123,7 @@ class LlamaWeights:
     eps: float
     scale: float
     activation: str
-    factors: Factors
+    factors: Multipliers
 
 
 def why_not(config: Any) -> str:
@@ -301,10 +301,10 @@ def _frequencies(config: Any, rotary: Any) -> tuple[Tensor, float]:
     return torch.stack(tables), float(getattr(rotary, f"{kinds[0]}_attention_scaling"))
 
 
-def _factors(config: Any) -> Factors:
+def _factors(config: Any) -> Multipliers:
     if config.model_type == "granite":
-        return Factors(config.embedding_multiplier, config.residual_multiplier, 1.0 / config.logits_scaling)
+        return Multipliers(config.embedding_multiplier, config.residual_multiplier, 1.0 / config.logits_scaling)
     if config.model_type.startswith("gemma"):
         caps = [getattr(config, f"{name}_logit_softcapping", None) or 0.0 for name in ("attn", "final")]
-        return Factors(config.hidden_size**0.5, attention_softcap=caps[0], logit_softcap=caps[1])
-    return Factors()
+        return Multipliers(config.hidden_size**0.5, attention_softcap=caps[0], logit_softcap=caps[1])
+    return Multipliers()
