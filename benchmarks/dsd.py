@@ -6,8 +6,8 @@ between nodes have injected delays. Nodes and links sleep, so two cores can stan
 stored outputs with mistakes, at the acceptance of the paper's table 1, and sleeps its own time too.
 
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
-that of ``t1`` to ``t0 / N``. The equations
-are those of DSD, section 2. *Corrected* equations charge what a window takes in one pass, and the draft.
+that of ``t1`` to ``t0 / N``. The equations are those of DSD, section 2. *Corrected* equations charge what a window
+takes in one pass, and the draft.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from benchmarks.papers import dsd_measured
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, in_domain
@@ -26,12 +27,20 @@ from benchmarks.papers.sources import Found, Results, Source
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: "max_divergence" in found["rows"][0])
-SOURCES = (SWEEP, LAW)
+SOURCES = (SWEEP, LAW, dsd_measured.PROCESSES)
 
 
 def page(results: Results) -> Page:
     """What the paper derives, and what its adaptive law does to acceptance."""
-    sections = (nodes(results), reduction(results), distribution(results), speedups(results), remaining("dsd"))
+    measured = dsd_measured.section(results)
+    sections = (
+        nodes(results),
+        measured,
+        reduction(results),
+        distribution(results),
+        speedups(results),
+        remaining("dsd"),
+    )
     return Page("dsd", "DSD", sections, results.here)
 
 

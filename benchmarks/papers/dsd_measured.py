@@ -1,0 +1,78 @@
+"""DSD's pipeline as processes whose nodes and links take injected times, beside the equations."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+from benchmarks.papers.common import Row, Section
+from benchmarks.papers.sources import Found, Results, Source
+
+NODES, RATIOS = (2, 4, 8), (0.0, 1.0, 3.0, 10.0)
+PROCESSES = Source("dsd", "python -m benchmarks.dsd", fresh=lambda found: "stage" in found)
+TOGETHER = {
+    "over one token per traversal": "one token, windows in flight",
+    "over one window in flight": "windows, one in flight",
+}
+
+
+def section(results: Results) -> Section:
+    """Time per token, speedup, and the gain of windows in flight."""
+    rows: list[Row] = []
+    for count, ratio in product(NODES, RATIOS):
+        of = f"N = {count}, t₁ = {ratio:g} t₀ / N"
+        rows.append(results.row(f"Time per token, {of}", "", PROCESSES, partial(times, count=count, ratio=ratio)))
+        paper = "2.56× over 4 to 8 nodes" if count >= 4 and ratio >= 3 else ""
+        rows.append(results.row(f"Speedup, {of}", paper, PROCESSES, partial(speed, count=count, ratio=ratio)))
+    for count, (words, name) in product(NODES, TOGETHER.items()):
+        what = f"Throughput of {count} requests over {count} nodes, windows in flight, {words}"
+        rows.append(results.row(what, "", PROCESSES, partial(gain, count=count, name=name)))
+    return Section(
+        "Equations 3, 4, 5 and 9: measured over processes",
+        tuple(rows),
+        "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
+        "machines. The overhead of processes and messages is real; compute, links and acceptance are not.",
+    )
+
+
+def times(found: Found, count: int, ratio: float) -> str:
+    """Milliseconds of one token per traversal and of windows, with the errors of equation 3 and the corrected one."""
+    row = point(found, count, ratio)
+    plain, window = (row["measured"][name]["token"] for name in ("off", "fixed"))
+    first, second = row["predicted"]["plain_eq3"], row["predicted"]["window_corrected"]
+    return (
+        f"{plain * 1e3:.1f} ms plain ({plain / first - 1:+.0%} of equation 3), "
+        f"{window * 1e3:.1f} ms with windows ({window / second - 1:+.0%} of the corrected equation 4)"
+    )
+
+
+def speed(found: Found, count: int, ratio: float) -> str:
+    """Speedup of the window and of lengths by goodput, beside equation 9."""
+    row = point(found, count, ratio)
+    plain, window, free = (row["measured"][name]["token"] for name in ("off", "fixed", "goodput"))
+    return (
+        f"{plain / window:.2f}× ({row['predicted']['speed_eq9']:.2f}× by equation 9, "
+        f"{row['measured']['fixed']['kept']:.2f} tokens a traversal), {plain / free:.2f}× with lengths by goodput"
+    )
+
+
+def gain(found: Found, count: int, name: str) -> str:
+    """Throughput with windows in flight over another way, at the slowest links."""
+    for pipeline in found["pipelines"]:
+        if pipeline["nodes"]["count"] == count:
+            together = pipeline["rows"][-1]["together"]
+            return f"{together[name]['token'] / together['windows in flight']['token']:.2f}×"
+    raise KeyError(count)
+
+
+def point(found: Found, count: int, ratio: float) -> Found:
+    """One pipeline at one delay.
+
+    Raises:
+        KeyError: it was not measured.
+    """
+    for pipeline in found["pipelines"]:
+        for row in pipeline["rows"]:
+            if (pipeline["nodes"]["count"], row["ratio"]) == (count, ratio):
+                return dict(row)
+    raise KeyError(count, ratio)
