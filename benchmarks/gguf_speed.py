@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -196,10 +197,9 @@ def sample(system: System, repeats: int) -> dict[str, float]:
     taken: dict[str, float] = {}
     for rows in ROWS:
         system.forward(CONTEXT, rows, True)
-        taken[str(rows)] = statistics.median(
-            milliseconds(lambda rows=rows: system.forward(CONTEXT, rows, True)) for _ in range(repeats)
-        )
-    taken["prompt"] = milliseconds(lambda: system.forward(0, PROMPT, False))
+        call = partial(system.forward, CONTEXT, rows, True)
+        taken[str(rows)] = statistics.median(milliseconds(call) for _ in range(repeats))
+    taken["prompt"] = milliseconds(partial(system.forward, 0, PROMPT, False))
     return taken
 
 
