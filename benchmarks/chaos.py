@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Report:
 
     Attributes:
         lost, wrong: requests without a whole answer, and with other tokens or another text than expected.
+        refused: answers that the server's queue is full; the client asks again, as the answer says.
         replayed: requests that went on on another replica.
         longest_pause: seconds between two events of a stream.
         left: command lines of processes that outlived the cluster.
@@ -76,6 +78,7 @@ class Report:
     requests: int = 0
     lost: int = 0
     wrong: int = 0
+    refused: int = 0
     replayed: float = 0.0
     longest_pause: float = 0.0
     running_after: float = 0.0
@@ -99,9 +102,15 @@ async def ask(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[lis
     """Stream one request; returns tokens and text, or None for a request without a whole answer."""
     body = {"prompt": each.prompt, "stream": True, "return_token_ids": True, **each.sampling}
     tokens: list[int] = []
-    text, last, finished = "", time.monotonic(), False
+    text, finished, last = "", False, time.monotonic()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != HTTPStatus.OK:
+                await answer.aread()
+                if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+                    raise _Refused(float(answer.headers["retry-after"]))
+                report.errors.append(f"{answer.status_code}: {answer.text}")
+                return None
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -121,6 +130,22 @@ async def ask(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[lis
     return (tokens, text) if finished else None
 
 
+class _Refused(Exception):
+    """The server's queue is full; the argument is the time after which the client may ask again, in seconds."""
+
+
+async def insist(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[list[int], str] | None:
+    """``ask``, again and again while the server's queue is full."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        try:
+            return await ask(client, each, report)
+        except _Refused as refused:
+            report.refused += 1
+            await asyncio.sleep(refused.args[0])
+    return None
+
+
 async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, report: Report) -> None:
     """Send the requests evenly over ``seconds`` and compare the answers."""
     expected = expect(asks)
@@ -128,7 +153,7 @@ async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, rep
 
     async def one(number: int, each: Ask) -> None:
         await asyncio.sleep(seconds * number / len(asks))
-        found = await ask(client, each, report)
+        found = await insist(client, each, report)
         report.requests += 1
         report.lost += found is None
         report.wrong += found is not None and found != expected[each]

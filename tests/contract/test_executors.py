@@ -95,7 +95,7 @@ def present(executor: Executor) -> bool:
 
 @each
 def test_calls_are_made_in_the_order_of_submission(executor: Executor, log: Path) -> None:
-    assert executor.present and executor.busy == 0
+    assert executor.present and executor.busy == 0 and executor.load == 0
     futures = []
     for number in range(20):
         futures.append(executor.submit("propose", [context(f"r{number}", 1)], [DraftBudget(1, 1)]))
@@ -137,9 +137,10 @@ def test_a_call_that_is_late_times_out_and_is_answered_later(executor: Executor)
     late = executor.submit("propose", [context("sleep", 1)], [DraftBudget(1, 1)])
     with pytest.raises(TimeoutError):
         late.result(0.05)
-    assert not late.done()
+    assert not late.done() and executor.load == 1
     assert drafts(executor, context("next", 2))[0].id == "next", "an answer belongs to its own call"
     assert late.done() and late.result(0)[0].id == "sleep"
+    assert executor.load == 0
 
 
 @each

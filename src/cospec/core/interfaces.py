@@ -201,6 +201,10 @@ class Executor(Protocol):
     def present(self) -> bool:
         """Whether the drafter can be called now."""
 
+    @property
+    def load(self) -> float:
+        """Proposals that wait for an answer; of the least loaded machine, where several serve the drafter."""
+
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Submit a call of ``propose``, ``commit`` or ``free``."""
 

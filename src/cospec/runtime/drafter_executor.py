@@ -82,6 +82,11 @@ class DrafterExecutor(ABC):
     def present(self) -> bool:
         """Whether the drafter can be called now. If not, submitted calls fail at once."""
 
+    @property
+    @abstractmethod
+    def load(self) -> float:
+        """Proposals that wait for an answer; of the least loaded machine, where several serve the drafter."""
+
     @abstractmethod
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Submit a call of ``propose``, ``commit`` or ``free``. A lost call raises ``DrafterLost``."""

@@ -49,6 +49,11 @@ class InlineExecutor(DrafterExecutor):
         """Whether the executor is open."""
         return self._present
 
+    @property
+    def load(self) -> float:
+        """0: every call is answered at once."""
+        return 0.0
+
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Make the call; the future is done when this returns."""
         future: Future[Any] = Future()
@@ -94,6 +99,7 @@ class ThreadExecutor(DrafterExecutor):
         self._drafter, self._clock, self._around = drafter, clock, around
         self._thread = ThreadPoolExecutor(1, "cospec-drafter")
         self._waiting: set[Future[Any]] = set()
+        self._proposals: set[Future[Any]] = set()  # those of the waiting calls
         self.info = DrafterInfo.of(drafter)
 
     @classmethod
@@ -123,6 +129,11 @@ class ThreadExecutor(DrafterExecutor):
         return self._present
 
     @property
+    def load(self) -> float:
+        """Proposals that wait for an answer."""
+        return float(len(self._proposals))
+
+    @property
     def weights(self) -> Mapping[str, float]:
         """The present weights of a pool's drafters; empty for other drafters."""
         return self._drafter.weights()
@@ -134,6 +145,8 @@ class ThreadExecutor(DrafterExecutor):
             future.set_exception(DrafterLost(CLOSED))
             return future
         self._waiting.add(future)
+        if method == "propose":
+            self._proposals.add(future)
         self._thread.submit(self._call, future, method, args)
         return future
 
@@ -141,6 +154,7 @@ class ThreadExecutor(DrafterExecutor):
         """Wait for the call at work; the calls after it are lost."""
         self._present = False
         self._thread.shutdown(cancel_futures=True)
+        self._proposals.clear()
         while self._waiting:
             self._waiting.pop().set_exception(DrafterLost(CLOSED))
 
@@ -160,3 +174,4 @@ class ThreadExecutor(DrafterExecutor):
         """Note the time before the answer, so that a reader of the answer finds the time too."""
         self.busy += self._clock() - started
         self._waiting.discard(future)
+        self._proposals.discard(future)

@@ -154,6 +154,11 @@ class ProcessExecutor(DrafterExecutor):
         return self._ready
 
     @property
+    def load(self) -> float:
+        """Proposals that wait for an answer."""
+        return float(len(self._futures))
+
+    @property
     def pid(self) -> int:
         """Of the present process, or of the last one."""
         return self._worker.pid

@@ -115,6 +115,11 @@ class SimulatedExecutor:
         self._worker, self._clock = worker, clock
         self._free_at = [0.0] * nodes
 
+    @property
+    def load(self) -> float:
+        """1 while every machine drafts, else 0."""
+        return float(min(self._free_at) > self._clock.now)
+
     def submit(self, method: str, *args: Any) -> SimulatedFuture:
         """Start drafting, which runs in parallel with the target; messages about commits take no time."""
         if method != "propose":

@@ -107,6 +107,11 @@ class NodeExecutor(DrafterExecutor):
         """Whether a node can be asked now."""
         return not self._closed and any([link.usable for link in self._links()])
 
+    @property
+    def load(self) -> float:
+        """Proposals that wait for an answer of the least loaded node; 0 without a node."""
+        return float(min([link.unanswered for link in self._links() if link.usable], default=0))
+
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Send a call; ``commit`` and ``free`` count as done when they are sent."""
         self.busy = self._slot.busy

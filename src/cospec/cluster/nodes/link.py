@@ -116,12 +116,17 @@ class NodeLink:
         """Whether the node can be asked now."""
         if self.gone or self.quarantine or self.misses >= MISSES:
             return False
-        return len(self._open) - len(self._expired()) < MOST_OPEN and self.load < self.times.most
+        return self.unanswered < MOST_OPEN and self.load < self.times.most
 
     @property
     def load(self) -> float:
         """Predicted seconds of the questions without an answer."""
         return sum([self.times.predict(question.work) for question in self._open.values()])
+
+    @property
+    def unanswered(self) -> int:
+        """Questions that wait for an answer, without those whose answers must have been lost."""
+        return len(self._open) - len(self._expired())
 
     def knows(self, id: str) -> bool:
         """Whether the node has a copy of the request's tokens."""

@@ -41,14 +41,22 @@ class PoolConfig:
     lockstep: frozenset[int] = frozenset()
     allots: bool = False
 
-    def route(self, draft_task: DraftTask, weights: Sequence[float]) -> list[float]:
-        """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses."""
+    def route(self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]) -> list[float]:
+        """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses.
+
+        The routing reads weights divided by ``1 + load``, because drafts of a drafter with ``load`` unanswered
+        proposals take so many times as long (CoSine section 4.2). Combiners read the weights as they are.
+
+        Args:
+            loads: ``[M]``, see ``Executor.load``.
+        """
         able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
         chosen = [member for member in able if self.free >> member & 1]
         priced = tuple([member for member in able if not self.free >> member & 1])
         record, context = draft_task.record, draft_task.context
         if priced:
-            choice = RoutingInput(priced, draft_task.most, weights, context.seed, len(context.tokens), self.unscored)
+            ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
+            choice = RoutingInput(priced, draft_task.most, ready, context.seed, len(context.tokens), self.unscored)
             chosen += choice.heaviest(inf) if self.allots else self.routing.route(record.weights, choice)
         record.weights.took_part(chosen)
         sum_, shares = total([weights[member] for member in chosen]), [0.0] * len(weights)
@@ -96,13 +104,17 @@ class Coordinator:
     _calibrations: list[RequestCalibration] = field(default_factory=list)  # of the latest ``choose``, as the weights
     _weights: list[list[float]] = field(default_factory=list)
 
-    def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """Return the number of tokens that each drafter drafts for each sequence, ``[M][R]``; 0 for no part."""
+    def choose(self, draft_tasks: Sequence[DraftTask], loads: Sequence[float]) -> list[list[int]]:
+        """Return the number of tokens that each drafter drafts for each sequence, ``[M][R]``; 0 for no part.
+
+        Args:
+            loads: ``[M]``, see ``Executor.load``.
+        """
         self._calibrations, self._weights, depths = [], [], list[list[int]]()
         for draft_task in draft_tasks:
             record, budget = draft_task.record, draft_task.budget
             weights, odds = record.weights.estimate(self.pool_stats.prior)
-            chosen = self.pool_config.route(draft_task, weights)
+            chosen = self.pool_config.route(draft_task, weights, loads)
             calibrate = RequestCalibration(self.pool_stats, record.greedy, odds)
             self._weights.append(chosen)
             self._calibrations.append(calibrate)

@@ -97,6 +97,12 @@ class Member:
         return not self.rest and (executor is None or executor.present)
 
     @property
+    def load(self) -> float:
+        """Proposals of earlier steps that wait for an answer."""
+        executor = self.drafter.executor
+        return 0.0 if executor is None else executor.load
+
+    @property
     def scores_known_tokens(self) -> bool:
         """Whether the drafter can score known tokens."""
         return self.stepper is not None or self.drafter.scores_known_tokens

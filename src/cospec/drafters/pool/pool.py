@@ -142,7 +142,8 @@ class PoolDrafter(Drafter):
         drafts: list[Draft] = []
         reading = 0.0
         if draft_tasks:
-            given = self._ask(draft_tasks, self.coordinator.choose(draft_tasks))
+            loads = [member.load for member in self.members]
+            given = self._ask(draft_tasks, self.coordinator.choose(draft_tasks, loads))
             session = LockstepSession(
                 self._steppers,
                 self.members,

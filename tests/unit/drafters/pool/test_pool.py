@@ -127,6 +127,27 @@ def test_deadline_of_drafters_elsewhere() -> None:
     assert pool.left_out()["away"] == 1
 
 
+class Loaded(InlineExecutor):
+    """Has proposals of earlier steps to answer."""
+
+    waiting = 0.0
+
+    @property
+    def load(self) -> float:
+        return self.waiting
+
+
+def test_a_drafter_with_open_proposals_is_chosen_less() -> None:
+    elsewhere = Elsewhere([4, 4], Loaded)
+    pool = pool_of({"loaded": elsewhere, "free": ScriptedDrafter([4, 4])}, "union", "hedge", V)
+    assert isinstance(elsewhere.executor, Loaded)
+    chosen = []
+    for elsewhere.executor.waiting in (0.0, 1.0, 0.0):
+        (draft,) = pool.propose([context([1, 2])], [DraftBudget(2, 8, drafters=1)])
+        chosen.append(set(draft.drafters))
+    assert chosen == [{"loaded"}, {"free"}, {"loaded"}]
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("combiner", ["union", "fuse"])
 def test_failing_or_late_drafter_rests_and_returns(combiner: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
