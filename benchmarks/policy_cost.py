@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
+from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.latency.forward import ForwardLatency
@@ -30,7 +31,14 @@ COSTS = LatencyModels(
     ForwardLatency(context=1e-7, slopes=(3e-5, 1.6e-4), knees=(24.0,), sequence=1e-5, fixed=1.2e-3),
     ForwardLatency(context=1e-8, slopes=(1.5e-5,), fixed=2e-4),
 )
+SLOW_TARGET = LatencyModels(
+    ForwardLatency(context=1e-7, slopes=(3e-5,), fixed=0.05), ForwardLatency(context=1e-8, slopes=(1.5e-5,), fixed=2e-4)
+)  # drafts grow beyond the default limit
 BATCHES = (1, 8, 64)
+VARIANTS: dict[str, tuple[dict[str, Any], LatencyModels]] = {
+    "goodput, batch choice": ({"choose_batch": True}, COSTS),
+    "goodput, slow target": ({}, SLOW_TARGET),
+}
 
 
 def main() -> None:
@@ -40,12 +48,17 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=[name for name in POLICIES if name != "milp"])
     options = parser.parse_args()
     table, rows = Table("policy", "batch", "plan µs", "p90", "new decisions", "observe µs", "round ms", "share"), []
-    for name in options.policies:
+    plain: tuple[dict[str, Any], LatencyModels] = ({}, COSTS)
+    cases = [(name, name, *plain) for name in options.policies]
+    cases += [(label, "goodput", *case) for label, case in VARIANTS.items() if "goodput" in options.policies]
+    for label, name, given, costs in cases:
         for batch in BATCHES:
-            row = {"policy": name, "batch": batch, **cost(name, batch, options.rounds)}
+            cls = POLICIES.load(name)
+            policy = cls.build(cls.Options.model_validate(given), PolicyContext(costs=costs))
+            row = {"policy": label, "batch": batch, **cost(policy, costs, batch, options.rounds)}
             rows.append(row)
             table.add_row(
-                name,
+                label,
                 str(batch),
                 *(f"{row[key]:.1f}" for key in ("plan_us", "plan_p90_us")),
                 f"{row['decisions']:.0%}",
@@ -56,10 +69,9 @@ def main() -> None:
     print("written to", write("policy_cost", {"rows": rows}))
 
 
-def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
+def cost(policy: Policy, costs: LatencyModels, batch: int, rounds: int) -> dict[str, float]:
     """Return mean microseconds of planning and learning, and their share of a step."""
-    cls, rng = POLICIES.load(name), np.random.default_rng(0)
-    policy = cls.build(cls.Options(), PolicyContext(costs=COSTS))
+    rng = np.random.default_rng(0)
     ready = [
         RequestState(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)
     ]
@@ -70,10 +82,9 @@ def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
         plans.append(spent)
         made += budgets is not before
         before = budgets
-        commits = [
-            verified_commit(one, budget, rate, rng) for one, budget, rate in zip(ready, budgets, rates, strict=True)
-        ]
-        stats = measured(step, budgets)
+        taken = [each for each in zip(ready, budgets, rates, strict=True) if not each[1].wait]
+        commits = [verified_commit(one, budget, rate, rng) for one, budget, rate in taken]
+        stats = measured(step, [budget for _, budget, _ in taken], costs)
         seconds += stats.total
         _, spent = timed(partial(policy.observe, stats, commits))
         observes.append(spent)
@@ -103,13 +114,13 @@ def verified_commit(one: RequestState, budget: DraftBudget, rate: float, rng: np
     return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
 
 
-def measured(step: int, budgets: list[DraftBudget]) -> StepStats:
+def measured(step: int, budgets: list[DraftBudget], costs: LatencyModels) -> StepStats:
     """Return the simulated time of the step."""
     n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
-    assert COSTS.target is not None and COSTS.draft is not None
-    target = COSTS.target.seconds(200 * n, n + proposed, n)
+    assert costs.target is not None and costs.draft is not None
+    target = costs.target.seconds(200 * n, n + proposed, n)
     drafts = sum(b.depth > 0 for b in budgets)
-    draft = COSTS.draft.seconds(200 * n, proposed / depth, drafts, depth) if depth else 0.0
+    draft = costs.draft.seconds(200 * n, proposed / depth, drafts, depth) if depth else 0.0
     times = StepTimes(draft, target)
     return StepStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target, drafts)
 

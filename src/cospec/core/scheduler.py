@@ -186,8 +186,9 @@ class Scheduler:
         left, preempted, full = tokens, self.preempted, False
         budgets = self._budgets(ready, tokens, count)
         for sequence in tuple(ready):
-            if left > 0 and sequence.status is RequestStatus.RUNNING:
-                entry = self._fit(sequence, left, budgets.get(sequence.id, NO_DRAFT))
+            budget = budgets.get(sequence.id, NO_DRAFT)
+            if left > 0 and sequence.status is RequestStatus.RUNNING and not budget.wait:
+                entry = self._fit(sequence, left, budget)
                 if entry is None:
                     full = True
                 else:
@@ -228,7 +229,7 @@ class Scheduler:
                 if (depth, nodes, widths) != (budget.depth, budget.max_nodes, budget.widths):
                     budget = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
                 budgets[sequence.id] = budget
-            elif budget.release:
+            elif budget.release or budget.wait:
                 budgets[sequence.id] = budget
         return budgets
 

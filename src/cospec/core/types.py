@@ -2,8 +2,7 @@
 
 Words: a *target* is the model (or ensemble) whose distribution the output follows; a *sequence* is a ``RequestState``;
 a *drafter* proposes a *draft*, a token tree for one sequence; a *step* proposes, scores, verifies and commits for a
-batch. A *known* token is committed; a *computed* token has its keys and values in the target's KV cache. Each step
-computes known tokens: there is no prefill mode and no decode mode.
+batch. A *known* token is committed; a *computed* token has its keys and values in the target's KV cache.
 
 Life of one step::
 
@@ -163,6 +162,7 @@ class DraftBudget:
         threshold: drafting stops where the product of the confidences is less; 0 never stops.
         confident: the draft must have ``confidence``.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
+        wait: the step leaves the sequence out; a step never leaves out all of its sequences.
     """
 
     depth: int = 0
@@ -172,6 +172,7 @@ class DraftBudget:
     threshold: float = 0.0
     confident: bool = False
     release: bool = False
+    wait: bool = False
 
     @property
     def is_chain(self) -> bool:

@@ -50,7 +50,7 @@ class Milp(Policy):
         def solve_within(steps: DraftLevels, given: StepLimits) -> LengthChoice:
             return solve(steps, given, options.time_limit)
 
-        return cls(Goodput(options.goodput, context, solve_within))
+        return cls(Goodput(options.goodput, context, solve_within, every_size=True))
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """Return the plan of the goodput policy."""

@@ -2,7 +2,7 @@
 
 Before a step, acceptance rates give expected tokens and the time model gives seconds; the best ratio gives the lengths.
 Length 0 is a candidate: nothing is drafted, and nothing is fed to the drafter. Every running sequence takes part in
-every step, so the scheduler selects the sequences. Ties between sequences go to the older sequence.
+every step, unless ``choose_batch`` lets ``batch_choice.py`` leave some out. Ties go to the older sequence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
+from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size, in_turns
 from cospec.policies.goodput.decision import (
     FIRST_WAIT,
     KEEP,
@@ -55,6 +56,7 @@ class GoodputOptions(Options):
         release_above: share of recent steps without a draft above which a sequence loses its draft cache.
         max_step_seconds: longest planned step with drafts (T_max).
         max_verified_tokens: draft tokens verified in a step (Γ_max); None leaves the engine's limits.
+        choose_batch: steps may leave out sequences for the sake of goodput.
     """
 
     per_sequence: bool = True
@@ -63,6 +65,7 @@ class GoodputOptions(Options):
     release_above: float = Field(default=0.7, gt=0, le=1)
     max_step_seconds: float | None = Field(default=None, gt=0)
     max_verified_tokens: int | None = Field(default=None, ge=0)
+    choose_batch: bool = False
 
 
 class Goodput(Policy):
@@ -78,6 +81,7 @@ class Goodput(Policy):
         options: GoodputOptions,
         context: PolicyContext,
         solve: Callable[[DraftLevels, StepLimits], LengthChoice] = allocate,
+        every_size: bool = False,
     ) -> None:
         self.options, self.context = options, context
         self.cost = StepLatency(context.costs, context.capabilities)
@@ -85,6 +89,8 @@ class Goodput(Policy):
         self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
         self.num_drafters = NumDrafters(context.capabilities.num_drafters)
+        self.batch = BatchChoice()
+        self._every_size = every_size
         self._bounds, self._solve = StepBounds(options.max_step_seconds, options.max_verified_tokens), solve
         shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
         self._problem = LengthProblem(shapes, self.cost, self._bounds, solve)
@@ -117,11 +123,13 @@ class Goodput(Policy):
             self._review(ids, load, changed)
         elif changed:
             self._carry_over(ids, load, resized)
-        return self._assigned.budgets
+        return self.batch.taken(ids, self._assigned.budgets)
 
     @property
     def horizon(self) -> int:
-        """Steps until the next review, or until an interruption ends."""
+        """Steps until the next review, or until an interruption ends; 1 where sequences take turns."""
+        if self.batch.size is not None:
+            return 1
         left = self._wait - self._observed.steps
         return max(1, left if self._interruption is None else min(left, self._interruption.ends - self._step))
 
@@ -213,11 +221,15 @@ class Goodput(Policy):
         inputs = self._problem.inputs(load, lengths, backlog)
         solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
         rates, choice, found = self._choose_num_drafters(rates, inputs, solve)
+        if self.options.choose_batch and len(ids) > 1:
+            choice, found = self._choose_batch(ids, rates, choice, found, load)
         trusted = self.num_drafters.most == 1 or self.num_drafters.settled
-        explored, steps = self._explore(rates, choice, found, inputs, load)
+        # while sequences take turns, old counts decay and no trial measures other lengths
+        turns = self.batch.size is not None
+        explored, steps = (found, 1) if turns else self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
         new_request = self._for_new_request(choice, inputs, load)
-        self._grow(choice)
+        self._resize(choice)
         version = self.cost.changed
         by_count = self._decision.by_count if self._decision.costs_version == version else {}
         self._decision = Decision(
@@ -236,16 +248,48 @@ class Goodput(Policy):
         interrupted = explored != budgets
         self._interruption = Interruption(Assignment.of(ids, explored), self._step + steps) if interrupted else None
 
-    def _grow(self, choice: LengthChoice) -> None:
+    def _choose_batch(
+        self, ids: list[str], rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], load: BatchState
+    ) -> tuple[LengthChoice, list[DraftBudget]]:
+        """Choose the sequences of a step (SmartSpec Algorithm 2); return the lengths in steps of so many sequences.
+
+        Args:
+            choice, budgets: the best lengths of a step with all sequences.
+        """
+        order = self.batch.order(ids)
+        limit = float("inf") if self.options.max_step_seconds is None else self.options.max_step_seconds
+        solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
+
+        def solved(places: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
+            lengths = [len(load.ready[place].tokens) for place in places]
+            return solve(rates[list(places)], self._problem.inputs(load, lengths, None))
+
+        def outcome(size: int) -> LengthChoice:
+            return choice if size == len(ids) else solved(order[:size])[0]
+
+        size = best_size(batch_sizes(len(ids), self._every_size), limit, outcome)
+        self.batch.size = size if size < len(ids) else None
+        if self.batch.size is None:
+            return choice, budgets
+        return in_turns(order, size, solved)
+
+    def _resize(self, choice: LengthChoice) -> None:
         """Double the longest chain from the next decision on, where a request takes all of the longest.
 
-        Slow links or a slow target call for longer drafts than the default limit. A configured length is kept.
+        Slow links or a slow target call for longer drafts than the default limit. The limit returns by halves where no
+        request takes half of the longest, so other decisions examine no more lengths. A configured length is kept.
         """
-        longest = self._problem.shapes.gains.shape[1]
-        if not self.context.may_grow or longest >= LONGEST_CHAIN or choice.counts.max(initial=0) < longest:
+        if not self.context.may_grow:
             return
-        shapes = chains(min(2 * longest, LONGEST_CHAIN))
-        self._problem = LengthProblem(shapes, self.cost, self._bounds, self._solve)
+        longest, taken = self._problem.shapes.gains.shape[1], int(choice.counts.max(initial=0))
+        if taken >= longest:
+            resized = min(2 * longest, LONGEST_CHAIN)
+        elif taken < longest // 2:
+            resized = max(longest // 2, self.context.longest)
+        else:
+            return
+        if resized != longest:
+            self._problem = LengthProblem(chains(resized), self.cost, self._bounds, self._solve)
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
         """Record the budgets from now on; returned budgets may release draft caches."""

@@ -1,0 +1,104 @@
+"""Steps that leave out sequences: which size is chosen, whose turn comes, and what the oracle finds."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from cospec.core.types import BatchState, DraftBudget
+from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size
+from cospec.policies.goodput.controller import Goodput, GoodputOptions
+from cospec.policies.goodput.length_optimizer import LengthChoice
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import LatencyModels
+from cospec.policies.milp import Milp, MilpOptions
+from cospec.policies.policy_context import PolicyContext
+from harness.execution import FLAT, sequences
+
+DRAFT = ForwardLatency(slopes=(1e-5,), fixed=1e-4)
+CROWDED = LatencyModels(ForwardLatency(slopes=(1e-4, 5e-3), knees=(6.0,), fixed=1e-3), DRAFT)
+
+
+def goodput(costs: LatencyModels, **options: object) -> Goodput:
+    given = GoodputOptions.model_validate({"choose_batch": True, **options})
+    return Goodput.build(given, PolicyContext(costs=costs))
+
+
+def of_size(tokens: float, seconds: float) -> LengthChoice:
+    return LengthChoice(np.zeros(1, np.int64), tokens, seconds)
+
+
+def taken(budgets: list[DraftBudget]) -> list[int]:
+    return [place for place, budget in enumerate(budgets) if not budget.wait]
+
+
+def test_the_size_with_most_tokens_per_second_within_the_limit() -> None:
+    outcomes = {8: of_size(8, 8.0), 4: of_size(4, 2.0), 2: of_size(2, 1.5)}
+    assert best_size((8, 4, 2), float("inf"), outcomes.__getitem__) == 4
+    assert best_size((8, 4, 2), 1.6, outcomes.__getitem__) == 2
+    assert best_size((8, 4, 2), 0.1, outcomes.__getitem__) == 2, "no step is short enough"
+
+
+def test_a_gain_within_the_error_leaves_out_none() -> None:
+    outcomes = {8: of_size(8, 1.0), 4: of_size(4, 0.495)}
+    assert best_size((8, 4), float("inf"), outcomes.__getitem__) == 8
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (5, 1), (9, 8)])
+def test_none_starves(count: int, size: int) -> None:
+    """Every sequence takes part at least once in n / b steps, rounded up, and equally often."""
+    choice, ids = BatchChoice(), [f"s{n}" for n in range(count)]
+    choice.size = size
+    seen = [taken(choice.taken(ids, [DraftBudget()] * count)) for _ in range(40 * count)]
+    assert all(len(each) == size for each in seen)
+    turns = -(-count // size)
+    for start in range(len(seen) - turns):
+        assert len(set().union(*seen[start : start + turns])) == count
+    counts = np.bincount(np.concatenate(seen), minlength=count)
+    assert counts.max() - counts.min() <= turns
+
+
+def test_a_new_sequence_does_not_overtake() -> None:
+    choice = BatchChoice()
+    choice.size = 1
+    for _ in range(3):
+        choice.taken(["a", "b"], [DraftBudget()] * 2)
+    assert taken(choice.taken(["new", "a", "b"], [DraftBudget()] * 3)) != [0]
+
+
+def test_sequences_wait_only_where_a_smaller_step_gains() -> None:
+    ready = BatchState(sequences(12))
+    assert len(taken(goodput(CROWDED).plan(ready))) < 12
+    assert len(taken(goodput(CROWDED, choose_batch=False).plan(ready))) == 12
+    assert len(taken(goodput(FLAT).plan(ready))) == 12
+
+
+def test_a_time_limit_leaves_out_sequences() -> None:
+    costs = LatencyModels(ForwardLatency(slopes=(1e-3,), fixed=1e-3), DRAFT)
+    assert len(taken(goodput(costs).plan(BatchState(sequences(8))))) == 8
+    assert len(taken(goodput(costs, max_step_seconds=0.0055).plan(BatchState(sequences(8))))) <= 4
+
+
+def test_the_oracle_examines_every_prefix() -> None:
+    """The program's goodput is that of the best set of all sets; the policy's is within two percent."""
+    assert batch_sizes(20, every=True) == list(range(20, 0, -1))
+    ready = sequences(7)
+    program = Milp.build(
+        MilpOptions(goodput=GoodputOptions(choose_batch=True)), PolicyContext(costs=CROWDED, num_speculative_tokens=2)
+    )
+    quick = Goodput.build(GoodputOptions(choose_batch=True), PolicyContext(costs=CROWDED, num_speculative_tokens=2))
+    chosen, greedy = len(taken(program.plan(BatchState(ready)))), len(taken(quick.plan(BatchState(ready))))
+
+    def best_of(size: int) -> float:
+        found = []
+        for some in combinations(ready, size):
+            policy = Goodput.build(GoodputOptions(), PolicyContext(costs=CROWDED, num_speculative_tokens=2))
+            policy.plan(BatchState(list(some)))
+            found.append(policy.gauges()["expected_goodput"])
+        return max(found)
+
+    best = max(best_of(size) for size in range(1, 8))
+    assert best_of(chosen) >= 0.98 * best
+    assert best_of(greedy) >= 0.98 * best
