@@ -2,6 +2,9 @@
 
 Run by hand on a quiet machine: ``python -m benchmarks.block_products [--formats q4_0 q8_0] [--isa avx2] [--out FILE]``.
 The products are those of some layers of a model, with random weights that no cache holds. Numbers of rows alternate.
+
+``--compute`` measures arithmetic alone: a weight [1024, 1024] that stays in the cache, one thread, the least of many
+times. Other load on the machine changes these figures little.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import argparse
 import json
 import math
 import platform
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ import torch
 from benchmarks.kernels import Shape, medians, memory_bandwidth
 from cospec.models.weights.format import StoredWeight, WeightFormat
 from cospec.native import operators
-from cospec.native.library import ISAS
+from cospec.native.library import ISAS, offered
 from cospec.native.operators import PackedLinear
 from cospec.registry import WEIGHT_FORMATS
 
@@ -75,16 +79,47 @@ def measure(model: Shape, format: WeightFormat, repeats: int, bandwidth: float) 
     }  # fmt: skip
 
 
+def arithmetic(format: WeightFormat, repeats: int) -> dict[str, Any]:
+    """Time products of a weight that stays in the cache: the least microseconds of each number of rows."""
+    product = PackedLinear(random_weight(format, 1024, 1024), None)
+    least = {}
+    for rows in (1, 2, 4, 5, 8, 16, 64):
+        x, times = torch.randn(rows, 1024), []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            product(x)
+            times.append(time.perf_counter() - begin)
+        least[str(rows)] = round(1e6 * min(times), 1)
+    return {"format": format.name, "isa": operators.isa(), "bytes": format.num_bytes(1024, 1024), "us": least}
+
+
+def compute(formats: Sequence[str], out: Path | None) -> None:
+    """Print the arithmetic of every format and instruction set, and write the results."""
+    operators.set_threads(1)
+    found = []
+    for isa in offered():
+        operators.set_isa(isa)
+        for name in formats:
+            found.append(arithmetic(WEIGHT_FORMATS.load(name)(), 20 if isa == "base" else 150))
+            print(f"{isa:12} {name:7}" + "".join(f"{rows:>5}: {us:8.1f} us" for rows, us in found[-1]["us"].items()))
+    if out:
+        out.write_text(json.dumps({"processor": processor(), "arithmetic": found}, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", choices=WEIGHT_FORMATS.names, default=FORMATS)
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--compute", action="store_true", help="arithmetic alone, on every instruction set")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     if options.isa:
         operators.set_isa(options.isa)
+    if options.compute:
+        compute(options.formats, options.out)
+        return
     bandwidth = memory_bandwidth(7)
     print(f"{processor()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
     found = []

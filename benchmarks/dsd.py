@@ -1,10 +1,12 @@
 """Measures decentralized speculative decoding (DSD) over real processes, beside the paper's equations.
 
 Run ``python -m benchmarks.dsd``. Each node is a process with its layers of a random Llama of eight layers. Links
-between nodes have injected delays: a link sleeps, so two cores can stand for eight nodes. One node works at a time
-where one request runs. The drafter replays stored outputs with mistakes, at the acceptance of the paper's table 1.
+between nodes have injected delays. Nodes and links sleep, so two cores can stand for eight nodes: each node takes
+``--stage`` seconds for a window of any length, as a processor that waits for its memory does. The drafter replays
+stored outputs with mistakes, at the acceptance of the paper's table 1, and sleeps its own time too.
 
-``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link. The equations
+``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
+that of ``t1`` to ``t0 / N``. The equations
 are those of DSD, section 2. *Corrected* equations charge what a window takes in one pass, and the draft.
 """
 
@@ -15,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +27,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import slow_stage
 from benchmarks.common import write
 from benchmarks.netns import address, inside
 from benchmarks.papers.dsd_nodes import ALPHA, WINDOW
@@ -34,7 +38,6 @@ from cospec.assembly.sharding import load_target
 from cospec.config import EngineConfig, LinkConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.distributed.model import ShardedModel
-from cospec.distributed.stage_processes import WORKER, launch_here
 from cospec.drafters.synthetic import SyntheticDrafter
 from cospec.models.loading import LoadOptions
 from cospec.models.shard import Shard
@@ -114,9 +117,9 @@ def write_model(folder: Path, hidden: int) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def launch_inside(name: str, shard: Shard) -> Worker:
-    """Start the process of a stage in its network namespace."""
-    return ChildProcess(WORKER, [name], before=inside(shard.stage))
+def launch(seconds: float, apart: bool, name: str, shard: Shard) -> Worker:
+    """Start the process of a stage that takes ``seconds`` for a window; ``apart``: in its network namespace."""
+    return ChildProcess(slow_stage.__name__, [str(seconds), name], before=inside(shard.stage) if apart else ())
 
 
 class Pipeline:
@@ -127,8 +130,8 @@ class Pipeline:
         apart = given.namespaces > 0
         hosts = tuple(address(node) for node in range(nodes)) if apart else ("127.0.0.1",)
         config = EngineConfig(pipeline_parallel_size=nodes, threads=1, stage_hosts=hosts)
-        launch = launch_inside if apart else launch_here
-        model, self.close = load_target(config, [(str(folder), options)], options, launch)
+        start = partial(launch, given.stage, apart)
+        model, self.close = load_target(config, [(str(folder), options)], options, start)
         assert isinstance(model, ShardedModel)
         self.model, self._given, self.draft = model, given, 0.0
 
@@ -241,7 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 1.0, 3.0, 10.0])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--stage", type=float, default=0.02, help="seconds of a node for a window")
     parser.add_argument("--namespaces", type=int, default=0, help="nodes in namespaces of benchmarks.netns")
     parser.add_argument("--delay", type=float, default=0.01, help="seconds of a link between namespaces")
     given = parser.parse_args(arguments)
@@ -252,7 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = [measure_nodes(Path(folder), count, given) for count in given.nodes]
     for table in tables(found):
         Console().print(table)
-    write("dsd_namespaces" if given.namespaces else "dsd", {"acceptance": ALPHA, "window": WINDOW, "pipelines": found})
+    write(
+        "dsd_namespaces" if given.namespaces else "dsd",
+        {"acceptance": ALPHA, "window": WINDOW, "stage": given.stage, "pipelines": found},
+    )
 
 
 if __name__ == "__main__":

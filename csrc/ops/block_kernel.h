@@ -39,10 +39,10 @@ template <int N, class F> INLINE void for_constants(F&& f) {
 struct RoundedInputs {
     int8_t* integers;  // [rows, inputs]
     float* scales;     // [rows, inputs / 32]
-    int32_t* starts;   // [rows, inputs / SUB]: - OFFSET * sum of integers, where chains of integers start
+    int32_t* starts;   // [rows, inputs / SUB]: - offset * sum of integers, where sums of integers start
     float* sums;       // [rows, inputs / 32]: scale * sum of integers
-    long inputs;       // padded
-    static constexpr long padded(long inputs) { return (inputs + 255) / 256 * 256; }
+    long inputs;       // padded, not to a power of two, so that rows of a tile lie in different sets of the cache
+    static constexpr long padded(long inputs) { return (inputs + 255) / 256 * 256 + 64; }
     // Floats of a padded row.
     static constexpr long row_floats(long inputs) { return inputs / 4 + inputs / 32 + inputs / 16 + inputs / 32; }
 };
@@ -67,6 +67,7 @@ static float round_32(const float* x, int8_t* to) {
 }
 
 template <class F> static void round_row(const float* x, long inputs, const RoundedInputs& to, long row) {
+    constexpr int offset = dot_takes_offset(F::LARGEST) ? 0 : F::OFFSET;
     int8_t* integers = to.integers + row * to.inputs;
     for (long b = 0; 32 * b < to.inputs; b++, integers += 32) {
         const long left = inputs - 32 * b;
@@ -80,9 +81,9 @@ template <class F> static void round_row(const float* x, long inputs, const Roun
         to.scales[at] = scale;
         to.sums[at] = scale * (float)(sums[0] + sums[1]);
         if (F::SUB == 32)
-            to.starts[at] = -F::OFFSET * (sums[0] + sums[1]);
+            to.starts[at] = -offset * (sums[0] + sums[1]);
         else
-            for (int half = 0; half < 2; half++) to.starts[2 * at + half] = -F::OFFSET * sums[half];
+            for (int half = 0; half < 2; half++) to.starts[2 * at + half] = -offset * sums[half];
     }
 }
 
@@ -137,7 +138,7 @@ template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<
         const uint8_t* group = block + L::HEAD;
         for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
             for (long line = 0; line < L::GROUP * HALVES / 2; line += 64)
-                __builtin_prefetch(group + BLOCK_PREFETCH + line);
+                __builtin_prefetch(group + BLOCK_PREFETCH + first * L::GROUP / 2 + line);
             for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
                 constexpr int PART = decltype(part)::value, PAIRS = F::SUB / 8;
                 Ints sums[ROWS][HALVES];

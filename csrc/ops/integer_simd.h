@@ -19,6 +19,15 @@ INLINE uint32_t quad_at(const int8_t* p) {
 // Largest integers whose four products fit twice into 16 bits: 2 * 2 * 63 * 128 < 2^15.
 constexpr bool fits_16_bits(int largest) { return largest <= 63; }
 
+// Larger integers, all with the offset 128, would saturate 16 bits. Without a dot product instruction they lose their
+// offset, and the sign goes to the input: |weight| * (input with the weight's sign), 2 * 128 * 127 < 2^15.
+// An input is never -128. Then `dot` takes the offset off, and sums start at 0.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool dot_takes_offset(int largest) { return !fits_16_bits(largest); }
+#else
+constexpr bool dot_takes_offset(int) { return false; }
+#endif
+
 #if defined(__AVX512F__)
 
 struct Bytes {
@@ -52,17 +61,17 @@ template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* 
 #if defined(__AVX512VNNI__)
     return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(total.r, first.r, x0), second.r, x1)};
 #else
+    const __m512i ones = _mm512_set1_epi16(1);
     if constexpr (fits_16_bits(LARGEST)) {
         const __m512i pairs = _mm512_add_epi16(_mm512_maddubs_epi16(first.r, x0), _mm512_maddubs_epi16(second.r, x1));
-        return {_mm512_add_epi32(total.r, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+        return {_mm512_add_epi32(total.r, _mm512_madd_epi16(pairs, ones))};
     } else {
-        const __m512i low = _mm512_set1_epi16(255);
-        const auto half = [&](__m512i w, __m512i x) {  // bytes 0 and 2, then 1 and 3
-            return _mm512_add_epi32(
-                _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8)),
-                _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8)));
+        const auto word = [&](__m512i w, __m512i x) {
+            const __m512i number = _mm512_xor_si512(w, _mm512_set1_epi8((char)128));
+            const __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(number), _mm512_setzero_si512(), x);
+            return _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_abs_epi8(number), turned), ones);
         };
-        return {_mm512_add_epi32(total.r, _mm512_add_epi32(half(first.r, x0), half(second.r, x1)))};
+        return {_mm512_add_epi32(total.r, _mm512_add_epi32(word(first.r, x0), word(second.r, x1)))};
     }
 #endif
 }
@@ -101,17 +110,16 @@ INLINE __m256 from_half8(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_s
 INLINE V from_half(const uint16_t* p) { return {from_half8(p), from_half8(p + 8)}; }
 
 template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256i x0, __m256i x1) {
+    const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (fits_16_bits(LARGEST)) {
         const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(first, x0), _mm256_maddubs_epi16(second, x1));
-        return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    } else {  // maddubs would saturate
-        const __m256i low = _mm256_set1_epi16(255);
-        const auto half = [&](__m256i w, __m256i x) {  // bytes 0 and 2, then 1 and 3
-            return _mm256_add_epi32(
-                _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8)),
-                _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8)));
+        return _mm256_madd_epi16(pairs, ones);
+    } else {
+        const auto word = [&](__m256i w, __m256i x) {
+            const __m256i number = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
+            return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(number), _mm256_sign_epi8(x, number)), ones);
         };
-        return _mm256_add_epi32(half(first, x0), half(second, x1));
+        return _mm256_add_epi32(word(first, x0), word(second, x1));
     }
 }
 template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* x, Ints total) {

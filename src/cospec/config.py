@@ -167,8 +167,8 @@ class EngineConfig(Options):
         dtype: of the weights in memory. ``auto`` keeps the file's; ``half`` is ``float16``, ``float`` is ``float32``.
             On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
             four bytes each. Sums are always float32.
-        quantization: a format of linear weights with fewer bits: a different model with another distribution. ``int8``
-            stores 8-bit integers.
+        quantization: a format of linear weights with fewer bits: a different model with another distribution.
+            ``q8_0``, ``q4_k`` and others are integers in blocks; ``int8`` has one scale per output.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit.
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.

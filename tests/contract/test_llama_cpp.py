@@ -26,8 +26,9 @@ TEXT = (
     "def add(first, second):\n    return first + second\n"
     "Question: Tom has 12 apples and gives 5 to Ann. How many are left?\nAnswer: 12 - 5 = <<12-5=7>>7\n#### 7\n"
 )
-# Largest distance of logits in standard deviations. K types round their inputs in longer blocks in llama.cpp.
-DISTANCES = {"F16": 0.02, "Q8_0": 0.05, "Q4_0": 0.05, "Q4_K_M": 0.15, "Q6_K": 0.15}
+# Root mean square of the distance of logits, in standard deviations. llama.cpp rounds keys and values to float16, and
+# the inputs of K types in longer blocks.
+DISTANCES = {"F16": 0.004, "Q8_0": 0.02, "Q4_0": 0.02, "Q4_K_M": 0.05, "Q6_K": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = resolve("zoo")
     write_gguf(path, folder, open_source(folder), "f16")
     return path
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The root mean square of the difference, in standard deviations of the logits."""
+    return float((found - wanted).square().mean().sqrt() / wanted.std())
 
 
 def quantized(whole: Path, kind: str) -> Path:
@@ -70,9 +76,9 @@ def test_logits_and_perplexity(whole: Path, kind: str) -> None:
     model = load_model(str(path))
     assert model.pages.allocate("a", len(ids))
     found = model.forward(TokenBatch((SequenceSlice("a", 0, ids),)))
-    assert float((found - wanted).abs().max()) < DISTANCES[kind] * float(wanted.std())
+    assert distance(found, wanted) < DISTANCES[kind]
     own = torch.nn.functional.cross_entropy(wanted[:-1].double(), torch.tensor(ids[1:])).exp()
-    assert perplexity(model, ids) == pytest.approx(float(own), rel=0.005)
+    assert perplexity(model, ids) == pytest.approx(float(own), rel=0.01)
 
 
 def test_other_weights_are_noticed(whole: Path) -> None:
@@ -84,7 +90,7 @@ def test_other_weights_are_noticed(whole: Path) -> None:
     model = load_model(str(whole))
     assert model.pages.allocate("a", len(ids))
     found = model.forward(TokenBatch((SequenceSlice("a", 0, ids),)))
-    assert float((found - wanted).abs().max()) > 2 * DISTANCES["Q4_0"] * float(wanted.std())
+    assert distance(found, wanted) > 2 * DISTANCES["Q4_0"]
 
 
 def test_system_of_a_comparison(whole: Path) -> None:

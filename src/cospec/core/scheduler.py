@@ -146,6 +146,8 @@ class Scheduler:
 
         Fewer than ``max_in_flight`` steps are in flight.
         """
+        if self._failures and self._in_flight:  # a sequence that failed runs alone: another loss is its own
+            return SchedulerOutput(self._step, (), 1)
         ready = self.running
         if self._in_flight:
             ready = [sequence for sequence in ready if sequence.request.id not in self._in_flight]

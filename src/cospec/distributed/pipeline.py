@@ -77,6 +77,7 @@ class Pipeline:
         self._pending: dict[int, Arrival[Tensor]] = {}
         self._number = self._unproven = 0
         self.starts = 0
+        self._refusal: VerifierLost | None = None
         self._running: StageProcesses | None = None
         self._restart()
 
@@ -127,21 +128,35 @@ class Pipeline:
             running.close()
 
     def _restart(self) -> StageProcesses:
-        if self._unproven >= STARTS:
-            raise VerifierLost(f"The target's processes were lost {STARTS} times in a row, and are not started again.")
-        self._unproven += 1
-        try:
-            running = self._start()
-        except ModelError as error:
-            if not self.starts:
-                raise
-            raise VerifierLost(f"The target's processes cannot be started again: {error}") from error
+        running = None
+        while running is None:  # a process that dies during the start is no request's failure
+            running = self._try_start()
         if self.starts:
             log.warning("the target's processes are back; requests are computed again from their tokens")
         self.starts += 1
         self._running = running
         threading.Thread(target=self._receive, args=(running,), daemon=True).start()
         return running
+
+    def _try_start(self) -> StageProcesses | None:
+        """Start the processes; None where one died meanwhile, and another start is allowed."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._unproven >= STARTS:
+            raise VerifierLost(f"The target's processes were lost {STARTS} times in a row, and are not started again.")
+        self._unproven += 1
+        try:
+            return self._start()
+        except ModelError as error:
+            if not self.starts:
+                raise
+            self._refusal = VerifierLost(f"The target's processes cannot be started again: {error}")
+            raise self._refusal from error
+        except VerifierLost as error:
+            if not self.starts:
+                raise
+            log.warning("%s", error)
+            return None
 
     def _receive(self, running: StageProcesses) -> None:
         """Take logits in until the connection ends, so that the last stage never waits for the engine."""

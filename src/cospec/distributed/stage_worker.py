@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -77,8 +78,12 @@ def main(arguments: list[str]) -> None:
     run(inherited(descriptor), name)
 
 
-def run(stream: socket.socket, name: str) -> None:
-    """Load the part, connect, and compute windows until a connection ends, which ends the process."""
+def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
+    """Load the part, connect, and compute windows until a connection ends, which ends the process.
+
+    Args:
+        least: seconds that a window takes at least, for measurements that stand for another processor.
+    """
     control = Channel(stream, StageCommand)
     start = control.receive()
     if not isinstance(start, Start):
@@ -88,7 +93,7 @@ def run(stream: socket.socket, name: str) -> None:
     if library.available():
         library.use_instruction_set(plan.options.instruction_set)
         library.set_threads(plan.threads)
-    stage = _Stage(plan)
+    stage = _Stage(plan, least)
     try:
         stage.load()
     except CospecError as error:
@@ -134,8 +139,8 @@ def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: 
 class _Stage:
     """A part of the model, and the group of its shards."""
 
-    def __init__(self, plan: StagePlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: StagePlan, least: float) -> None:
+        self._plan, self._least = plan, least
         self._group: ShardGroup | None = None
         self._forward: StageForward | None = None
 
@@ -161,9 +166,12 @@ class _Stage:
         """
         while True:
             window = neighbours.windows.receive()
+            end = time.monotonic() + self._least
             for shard in neighbours.shards:
                 shard.send(window)
             result = self._answer(window)
+            if self._least:
+                time.sleep(max(0.0, end - time.monotonic()))
             if neighbours.next is not None:
                 neighbours.next.send(result)
             elif neighbours.results is not None:

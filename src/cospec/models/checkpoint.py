@@ -93,20 +93,37 @@ def _hub(name: str) -> Path:
 
 def _from_hub(name: str, offline: bool) -> tuple[Path, str]:
     """Return the folder of the files of a hub name, and the choice between GGUF files."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     repository, _, choice = name.partition(":")
-    if not choice and not offline:
-        names = HfApi().list_repo_files(repository)
-        packed = [file for file in names if file.endswith(".gguf")]
-        if packed and not any(file.endswith(".safetensors") for file in names):
-            whole = [file for file in packed if "-of-" not in file or "-00001-of-" in file]
-            if len(whole) > 1:
-                found = ", ".join(whole)
-                raise ModelError(f"The model {name} has several GGUF files; choose by {name}:PART of a name: {found}.")
-            choice = Path(whole[0]).name.partition("-00001-of-")[0]
-    patterns = [f"*{each}*" for each in {choice, choice.lower(), choice.upper()}] if choice else _HUB_FILES
+    if not choice:
+        folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES, local_files_only=offline))
+        if offline or any(folder.glob("*.safetensors")):
+            return folder, choice
+        choice = _one_gguf_of(repository)
+        if not choice:
+            return folder, choice
+    patterns = [f"*{each}*" for each in {choice, choice.lower(), choice.upper()}]
     return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=offline)), choice
+
+
+def _one_gguf_of(repository: str) -> str:
+    """Return the name of the only GGUF file of a hub repository without safetensors; empty without GGUF files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        names = HfApi().list_repo_files(repository)
+    except Exception as error:  # the errors of the hub's HTTP library, which the hub's releases change
+        raise LocalEntryNotFoundError(str(error)) from error
+    packed = [file for file in names if file.endswith(".gguf")]
+    whole = [file for file in packed if "-of-" not in file or "-00001-of-" in file]
+    if len(whole) > 1:
+        found = ", ".join(whole)
+        raise ModelError(
+            f"The model {repository} has several GGUF files; choose by {repository}:PART of a name: {found}."
+        )
+    return Path(whole[0]).name.partition("-00001-of-")[0] if whole else ""
 
 
 def _fetched(name: str, folder: Path, choice: str) -> Path:

@@ -131,9 +131,11 @@ def test_a_request_of_a_failed_step_runs_alone_until_it_has_a_token() -> None:
     made.clear_in_flight(plans[0].entries)
     assert made.retry(failed) == []
     assert [(one.status, one.computed) for one in failed] == [(RequestStatus.WAITING, 0)] * 3
+    assert not submit(made).entries  # another step is in flight
+    collect(made, plans[1])
     for one in failed:
         plan = submit(made)
-        assert ids(plan) == [one.id]
+        assert ids(plan) == [one.id] and not submit(made).entries
         collect(made, plan)
     assert ids(submit(made)) == ["r0", "r1", "r2"]
     assert {one.status for one in sequences} == {RequestStatus.RUNNING}
@@ -148,3 +150,18 @@ def test_a_request_is_given_up_after_failures_in_a_row() -> None:
         assert made.retry([sequence]) == ([sequence] if attempt == MAX_FAILURES else [])
     made.remove([sequence.id])
     assert made.plan().entries == () and made.pages.usage == 0
+
+
+def test_of_requests_that_fail_together_only_the_first_can_fail_again() -> None:
+    made = scheduler(3)
+    sequences = add(made, 3)
+    for plan in [submit(made), submit(made), submit(made)]:
+        made.clear_in_flight(plan.entries)
+    assert made.retry(sequences) == []
+    for attempt in range(2, MAX_FAILURES + 1):
+        plan = submit(made)
+        assert ids(plan) == ["r0"] and not submit(made).entries
+        made.clear_in_flight(plan.entries)
+        assert made.retry(sequences[:1]) == (sequences[:1] if attempt == MAX_FAILURES else [])
+    made.remove(["r0"])
+    assert ids(submit(made)) == ["r1"]

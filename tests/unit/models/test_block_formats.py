@@ -13,7 +13,7 @@ from cospec.models.weights.blocks import BlockFormat
 from cospec.models.weights.q4_k import Q4K
 from cospec.models.weights.q8_0 import Q8_0
 from cospec.models.weights.super_blocks import read_parts, split_pairs
-from cospec.native import operators
+from cospec.native import library, operators
 from cospec.registry import WEIGHT_FORMATS
 
 NAMES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
@@ -125,6 +125,26 @@ def test_a_product_is_one_chain_over_the_blocks_in_ascending_order() -> None:
     descending = chain_q8_0(weight.parts[0], x, slice(None, None, -1))
     assert not torch.equal(found, descending)  # negative control: another order has other bits
     torch.testing.assert_close(found, descending)
+
+
+@native
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_extreme_integers_saturate_on_no_instruction_set(rows: int) -> None:
+    """Sums of two products of unsigned weights, up to ``2 * 255 * 127``, would not fit 16 bits."""
+    torch.manual_seed(0)
+    blocks = torch.randint(127, 129, (40, 3 * 34), dtype=torch.uint8)  # 127 and -128
+    blocks.view(40, 3, 34)[..., :2] = torch.tensor([0, 0x2C], dtype=torch.uint8)  # a scale of 1/16
+    weight, x = Q8_0().from_blocks(blocks, 96), torch.randint(0, 2, (rows, 96)).mul(2.0).sub(1)
+    weight.parts[0][0].view(3, 34)[:, 2:] = 128  # -128 everywhere
+    x[0] = -1
+    layer, best = operators.PackedLinear(weight, None), operators.isa()
+    try:
+        for isa in library.offered():
+            operators.set_isa(isa)
+            for found, row in zip(layer(x), x, strict=True):
+                assert torch.equal(found, chain_q8_0(weight.parts[0], row, slice(None))), isa
+    finally:
+        operators.set_isa(best)
 
 
 @native
