@@ -188,19 +188,14 @@ def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
         "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
         "drafters": DRAFTERS,
     }
-    started = time.monotonic()
-    with ClusterProcess(config, folder) as cluster:
-        report = strain(cluster, seconds, requests, every)
-    report.left = list(cluster.left().values())
-    report.seconds = time.monotonic() - started
-    return report
-
-
-def strain(cluster: ClusterProcess, seconds: float, requests: int, every: float) -> Report:
-    """Load and faults on a cluster with two replicas and ``DRAFTERS``; returns when all requests have ended."""
+    choose = random.Random(0)
     asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]
     report = Report()
-    asyncio.run(_both(cluster, asks, (seconds, every), (report, random.Random(0))))
+    started = time.monotonic()
+    with ClusterProcess(config, folder) as cluster:
+        asyncio.run(_both(cluster, asks, (seconds, every), (report, choose)))
+    report.left = list(cluster.left().values())
+    report.seconds = time.monotonic() - started
     return report
 
 

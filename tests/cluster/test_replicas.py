@@ -7,17 +7,33 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from benchmarks.chaos import PROMPTS, Ask, expect
+from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+CONFIG = {
+    "name": f"test-{os.getpid()}",
+    "server": {"port": 0},
+    "machine": {"num_cpus": 4},
+    "health": {"period": 1, "timeout": 3, "grace": 1, "head": 3},
+    "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+    "drafters": DRAFTERS,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+    assert not running.left()
 
 
 def figure(cluster: ClusterProcess, name: str) -> float:
