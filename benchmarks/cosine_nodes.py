@@ -1,8 +1,9 @@
-"""Measures a pool on drafter nodes with slow drafters: 1, 2 and 4 nodes, and CoSine's parts left out one by one.
+"""Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
-Run ``python -m benchmarks.cosine_nodes``, which takes about five minutes on two cores. A node computes its drafts and
-then sleeps, so that each draft token takes ``--token-ms``: the speed of a small machine, without its processor. The
-target is the zoo's on one core. All variants write the same requests, and the outputs must be equal.
+Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes. The target and the nodes compute, and then
+sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
+of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
+draft step. All variants write the same requests, and the outputs must be equal.
 """
 
 from __future__ import annotations
@@ -14,32 +15,63 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from benchmarks.common import DOMAINS, ROOT, prompts, write
 from benchmarks.node_overhead import free_address
 from cospec import LLM, SamplingParams
+from cospec.assembly.drafters import set_threads
 from cospec.assembly.nodes import build_offers
 from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
 from cospec.config import EngineConfig
+from cospec.core.interfaces import Model
+from cospec.core.model_io import TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
+ONE = {**WHOLE, "execution_mode": "sequential"}
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "CoSine, 4 nodes": (4, WHOLE),
+    "SpecInfer, 4 nodes": (4, {"combiner": "union", "routing": "all", "execution_mode": "sequential"}),
+    "without routing": (4, {**WHOLE, "routing": "all"}),
+    "without fusion": (4, {**WHOLE, "at_most": 1}),
+    "without pipelining": (4, {**WHOLE, "execution_mode": "sequential"}),
+    "drafting ahead": (4, {**WHOLE, "execution_mode": "draft-ahead"}),
+    "CoSine, 2 nodes": (2, WHOLE),
+    "CoSine, 1 node": (1, WHOLE),
+    "one drafter": (1, ONE),
+    "PipeInfer": (1, {**ONE, "execution_mode": "draft-ahead"}),
     "no drafts": (0, {}),
-    "1 node": (1, WHOLE),
-    "2 nodes": (2, WHOLE),
-    "4 nodes": (4, WHOLE),
-    "4 nodes, without routing": (4, {**WHOLE, "routing": "all"}),
-    "4 nodes, without fusion": (4, {**WHOLE, "combiner": "vote"}),
-    "4 nodes, without pipelining": (4, {**WHOLE, "execution_mode": "sequential"}),
-    "4 nodes, one drafter per request": (4, {**WHOLE, "at_most": 1}),
-}
+}  # fewer and fewer nodes: a node that a verifier refused stays away for a minute
+
+
+class SlowTarget:
+    """Makes the forwards of a target slow.
+
+    Attributes:
+        seconds: of all forwards.
+    """
+
+    def __init__(self, model: Model, options: argparse.Namespace) -> None:
+        self.seconds, self._forward = 0.0, model.forward
+        self._fixed, self._row = options.target_ms / 1000, options.row_ms / 1000
+        model.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """``Model.forward``, and a sleep."""
+        started = time.monotonic()
+        logits = self._forward(batch)
+        due = started + self._fixed + self._row * sum(len(each.tokens) for each in batch.slices)
+        time.sleep(max(0.0, due - time.monotonic()))
+        self.seconds += time.monotonic() - started
+        return logits
 
 
 class Slow(Drafter):
@@ -86,37 +118,48 @@ def nodes(address: str, names: Sequence[str], token_ms: float) -> Iterator[None]
             process.wait(20)
 
 
-def run_variant(count: int, pool: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+def speculative_config(count: int, pool: Mapping[str, Any], address: str, length: int) -> dict[str, Any]:
+    """The configuration of a variant."""
+    if not count:
+        return {"method": "off"}
+    return {
+        "method": "pool",
+        "drafters": [{"name": name, "method": "draft_model", "executor": "node"} for name in [*MODELS][:count]],
+        "num_speculative_tokens": length,
+        "drafter_executor": "thread",
+        "drafter_nodes": {"bind": address},
+        **pool,
+    }
+
+
+def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Write all requests with one variant."""
     texts = [text for domain in DOMAINS for text in prompts(domain, options.requests // len(DOMAINS))]
-    params, names, address = SamplingParams(temperature=0, max_tokens=options.tokens), [*MODELS][:count], free_address()
-    speculative: dict[str, Any] = {"method": "off"}
-    if count:
-        members = [{"name": name, "method": "draft_model", "executor": "node"} for name in names]
-        speculative = {
-            "method": "pool",
-            "drafters": members,
-            "num_speculative_tokens": options.length,
-            "drafter_executor": "thread",
-            "drafter_nodes": {"bind": address},
-            **pool,
-        }
-    with nodes(address, names, options.token_ms), LLM("zoo", speculative, threads=1, max_num_seqs=len(texts)) as llm:
+    params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+    with LLM("zoo", dict(speculative), threads=1, max_num_seqs=len(texts), native="off") as llm:
         end = time.monotonic() + 90
         while sum(node["state"] == "ready" for node in llm.engine.metrics().nodes) < count:
             assert time.monotonic() < end, "the nodes do not join"
             time.sleep(0.1)
-        llm.generate(texts[:2], params)
+        target = SlowTarget(llm.engine.parts.model, options)
+        llm.generate(texts, replace(params, max_tokens=8))  # also the times of the nodes
+        before, target.seconds = llm.engine.metrics().nodes, 0.0
         started = time.monotonic()
         found = llm.generate(texts, params)
         seconds = time.monotonic() - started
-        engine = llm.engine.metrics()
-    tokens = sum(len(each.outputs[0].token_ids) for each in found)
+        after = llm.engine.metrics().nodes
+
+    def gained(key: str) -> float:
+        return float(sum(node[key] for node in after) - sum(node[key] for node in before))
+
+    stats = [each.stats for each in found]
     return {
-        "tokens_per_second": tokens / seconds,
-        "mean_latency": sum(each.stats.e2e or 0.0 for each in found) / len(found),
-        "accepted_per_draft": sum(each.stats.accepted for each in found) / max(1, sum(e.stats.drafts for e in found)),
-        "late": sum(node["late"] for node in engine.nodes),
+        "tokens_per_second": sum(len(each.outputs[0].token_ids) for each in found) / seconds,
+        "mean_latency": sum(each.e2e or 0.0 for each in stats) / len(stats),
+        "accepted_per_draft": sum(each.accepted for each in stats) / max(1, sum(each.drafts for each in stats)),
+        "target_idle": 1.0 - target.seconds / seconds,
+        "nodes_idle": 1.0 - gained("busy_seconds") / (seconds * count) if count else None,
+        "late": gained("late"),
         "outputs": [each.outputs[0].token_ids for each in found],
     }
 
@@ -133,9 +176,11 @@ def stored(settings: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--token-ms", type=float, default=4.0)
+    parser.add_argument("--target-ms", type=float, default=50.0)
+    parser.add_argument("--row-ms", type=float, default=0.25)
+    parser.add_argument("--token-ms", type=float, default=16.0)
     parser.add_argument("--length", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
@@ -144,19 +189,31 @@ def main() -> None:
         address, name = options.node
         run_slow_node(address, name, options.token_ms / 1000)
         return
-    table, rows, wanted = Table("variant", "tokens/s", "mean latency s", "accepted per draft", "late"), {}, None
-    for name in options.only:
-        count, pool = VARIANTS[name]
-        row = run_variant(count, pool, options)
-        outputs = row.pop("outputs")
-        wanted = wanted or outputs
-        row["same_outputs"] = outputs == wanted
-        rows[name] = row
-        speed, latency, accepted = row["tokens_per_second"], row["mean_latency"], row["accepted_per_draft"]
-        table.add_row(name, f"{speed:.0f}", f"{latency:.2f}", f"{accepted:.2f}", str(row["late"]))
-    Console().print(table)
-    settings = {key: getattr(options, key) for key in ("token_ms", "length", "requests", "tokens")}
-    print(write("cosine_nodes", {**settings, "variants": {**stored(settings), **rows}}))
+    set_threads(1)
+    address, rows = free_address(), dict[str, dict[str, Any]]()
+    with nodes(address, list(MODELS), options.token_ms):
+        for name in options.only:
+            count, pool = VARIANTS[name]
+            rows[name] = run_variant(count, speculative_config(count, pool, address, options.length), options)
+    wanted = [row.pop("outputs") for row in rows.values()]
+    same = all(outputs == wanted[0] for outputs in wanted)
+    Console().print(table(rows))
+    settings = {
+        key: getattr(options, key) for key in ("target_ms", "row_ms", "token_ms", "length", "requests", "tokens")
+    }
+    variants = {**stored(settings), **rows}
+    print(write("cosine_nodes", {**settings, "same_outputs": same, "variants": variants}))
+    raise SystemExit(not same)
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One line per variant."""
+    made = Table("variant", "tokens/s", "mean latency s", "accepted per draft", "target idle", "nodes idle", "late")
+    for name, row in rows.items():
+        idle = "" if row["nodes_idle"] is None else f"{row['nodes_idle']:.0%}"
+        figures = f"{row['tokens_per_second']:.0f}", f"{row['mean_latency']:.2f}", f"{row['accepted_per_draft']:.2f}"
+        made.add_row(name, *figures, f"{row['target_idle']:.0%}", idle, f"{row['late']:.0f}")
+    return made
 
 
 if __name__ == "__main__":

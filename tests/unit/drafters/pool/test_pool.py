@@ -140,9 +140,10 @@ class Loaded(InlineExecutor):
 def test_a_drafter_with_open_proposals_is_chosen_less() -> None:
     elsewhere = Elsewhere([4, 4], Loaded)
     pool = pool_of({"loaded": elsewhere, "free": ScriptedDrafter([4, 4])}, "union", "hedge", V)
-    assert isinstance(elsewhere.executor, Loaded)
-    chosen = []
-    for elsewhere.executor.waiting in (0.0, 1.0, 0.0):
+    executor, chosen = elsewhere.executor, []
+    assert isinstance(executor, Loaded)
+    for waiting in (0.0, 1.0, 0.0):
+        executor.waiting = waiting
         (draft,) = pool.propose([context([1, 2])], [DraftBudget(2, 8, drafters=1)])
         chosen.append(set(draft.drafters))
     assert chosen == [{"loaded"}, {"free"}, {"loaded"}]
