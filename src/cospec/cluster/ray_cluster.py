@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cospec.cluster import state_file
@@ -62,10 +62,16 @@ def start(name: str, machine: Machine) -> Iterator[str]:
         namespace=name,
         logging_level=logging.ERROR,
     )
+    import psutil
+
+    this = psutil.Process()
+    below = this.children(recursive=True)  # now, because a process whose parent dies is no longer found
     try:
         yield context.address_info["gcs_address"]
     finally:
+        below += this.children(recursive=True)
         _leave(ray)
+        _end(below)
         state_file.remove(name)
 
 
@@ -95,6 +101,16 @@ def _leave(ray: Any) -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(LEAVE_SECONDS)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """End processes of Ray that do not end by themselves, such as agents whose head was killed."""
+    import psutil
+
+    _, running = psutil.wait_procs(processes, LEAVE_SECONDS)
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 class HeadWatch:
