@@ -94,6 +94,13 @@ class ClusterProcess:
         threading.Event().wait(seconds)
         return _parent(max(engines, key=lambda pid: _ticks(pid) - before[pid]))
 
+    def idle(self, seconds: float = 1.0) -> bool:
+        """Whether no engine used more than a tenth of a processor during ``seconds``; a start uses more."""
+        before = {pid: _ticks(pid) for pid in self.engines()}
+        threading.Event().wait(seconds)
+        most = 0.1 * seconds * os.sysconf("SC_CLK_TCK")
+        return before.keys() == set(self.engines()) and all(_ticks(pid) - before[pid] <= most for pid in before)
+
     def close(self) -> int:
         """Stop the cluster and return its exit status."""
         if self.process.poll() is None:
