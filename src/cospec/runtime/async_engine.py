@@ -36,7 +36,7 @@ from cospec.runtime.messages import (
     Rejected,
     Submit,
 )
-from cospec.runtime.replay import LiveRequest
+from cospec.runtime.replay import LiveRequest, next_event
 from cospec.runtime.supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.text.input_processor import acceptance_method_of
 
@@ -160,12 +160,7 @@ class AsyncEngineClient:
         open_ids = {request.id for request in requests}
         try:
             while open_ids:
-                item = await queue.get()
-                if isinstance(item, CospecError):
-                    raise item
-                if item.finish is not None:
-                    open_ids.discard(item.id)
-                yield item
+                yield await next_event(queue, open_ids)
         finally:
             self.abort(open_ids)
 

@@ -65,3 +65,17 @@ class LiveRequest:
             return event
         ttft = event.stats.ttft if self.ttft is None else self.ttft
         return replace(event, stats=replace(event.stats, tokens_by_source=dict(self.sources), ttft=ttft))
+
+
+async def next_event(events: asyncio.Queue[Event | CospecError], open_ids: set[str]) -> Event:
+    """Return the next event of requests that share a queue, and remove a finished request from ``open_ids``.
+
+    Raises:
+        CospecError: a request failed.
+    """
+    item = await events.get()
+    if isinstance(item, CospecError):
+        raise item
+    if item.finish is not None:
+        open_ids.discard(item.id)
+    return item

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cospec.models.weights.blocks import (
-    BlockFormat,
-    Blocks,
-    Floats,
-    half_bytes,
-    halves,
-    join_nibbles,
-    range_integers,
-    split_nibbles,
-)
+from cospec.models.weights.blocks import Blocks, join_nibbles, split_nibbles
+from cospec.models.weights.scalar_blocks import RangeFormat
 
 
-class Q4_1(BlockFormat):
+class Q4_1(RangeFormat):
     """``scale * integer + minimum``, integers from 0 to 15: 5 bits per weight."""
 
     name = "q4_1"
     kernel = "q4_1"
-    block_size, block_bytes = 32, 20
+    block_bytes = 20
+    largest = 15
 
-    def quantize(self, values: Floats) -> Blocks:
-        """See ``BlockFormat``."""
-        integers, scale, minimum = range_integers(values, 15)
-        return np.concatenate([half_bytes(scale), half_bytes(minimum), join_nibbles(integers)], 1)
+    def join(self, integers: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return join_nibbles(integers)
 
-    def dequantize(self, blocks: Blocks) -> Floats:
-        """See ``BlockFormat``."""
-        return halves(blocks[:, :2]) * split_nibbles(blocks[:, 4:]) + halves(blocks[:, 2:4])
+    def split(self, packed: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return split_nibbles(packed)

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cospec.models.weights.blocks import (
-    BlockFormat,
-    Blocks,
-    Floats,
-    half_bytes,
-    halves,
-    inverse,
-    join_fifth_bits,
-    largest_signed,
-    split_fifth_bits,
-)
+from cospec.models.weights.blocks import Blocks, join_fifth_bits, split_fifth_bits
+from cospec.models.weights.scalar_blocks import CentredFormat
 
 
-class Q5_0(BlockFormat):
+class Q5_0(CentredFormat):
     """``scale * (integer - 16)``, integers from 0 to 31: 5.5 bits per weight."""
 
     name = "q5_0"
     kernel = "q5_0"
-    block_size, block_bytes = 32, 22
+    block_bytes = 22
+    centre = 16
 
-    def quantize(self, values: Floats) -> Blocks:
-        """See ``BlockFormat``; the largest weight is -16 times the scale."""
-        scale = largest_signed(values) * np.float32(-1 / 16)
-        integers = np.clip(np.trunc(values * inverse(scale) + 16.5), 0, 31).astype(np.uint8)
-        return np.concatenate([half_bytes(scale), join_fifth_bits(integers)], 1)
+    def join(self, integers: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return join_fifth_bits(integers)
 
-    def dequantize(self, blocks: Blocks) -> Floats:
-        """See ``BlockFormat``."""
-        return halves(blocks[:, :2]) * (split_fifth_bits(blocks[:, 2:]).astype(np.int8) - np.int8(16))
+    def split(self, packed: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return split_fifth_bits(packed)

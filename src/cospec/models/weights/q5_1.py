@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cospec.models.weights.blocks import (
-    BlockFormat,
-    Blocks,
-    Floats,
-    half_bytes,
-    halves,
-    join_fifth_bits,
-    range_integers,
-    split_fifth_bits,
-)
+from cospec.models.weights.blocks import Blocks, join_fifth_bits, split_fifth_bits
+from cospec.models.weights.scalar_blocks import RangeFormat
 
 
-class Q5_1(BlockFormat):
+class Q5_1(RangeFormat):
     """``scale * integer + minimum``, integers from 0 to 31: 6 bits per weight."""
 
     name = "q5_1"
     kernel = "q5_1"
-    block_size, block_bytes = 32, 24
+    block_bytes = 24
+    largest = 31
 
-    def quantize(self, values: Floats) -> Blocks:
-        """See ``BlockFormat``."""
-        integers, scale, minimum = range_integers(values, 31)
-        return np.concatenate([half_bytes(scale), half_bytes(minimum), join_fifth_bits(integers)], 1)
+    def join(self, integers: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return join_fifth_bits(integers)
 
-    def dequantize(self, blocks: Blocks) -> Floats:
-        """See ``BlockFormat``."""
-        return halves(blocks[:, :2]) * split_fifth_bits(blocks[:, 4:]) + halves(blocks[:, 2:4])
+    def split(self, packed: Blocks) -> Blocks:
+        """See ``ScalarFormat``."""
+        return split_fifth_bits(packed)
