@@ -20,8 +20,8 @@ from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
+from cospec.native.operators import one_torch_thread
 
-SERIAL_SIZE = 1 << 15  # numbers in an operation that torch runs on one thread; its workers would delay native code
 Tables = Callable[[str], Sequence[int]]
 """The pages of a sequence in order."""
 
@@ -122,15 +122,10 @@ class KVCache:
             return
         size = self.pages.page_size
         rows = [zip(*(divmod(slot, size) for slot in slots), strict=True) for slots in (sources, targets)]
-        places = torch.tensor([*rows[0], *rows[1]], device=self.device)
-        for entries in self._entries.values():  # one operation for all layers of a shape
-            most = len(sources)
-            if self.device.type == "cpu":
-                most = max(1, SERIAL_SIZE // (len(entries) * entries.shape[2] * entries.shape[4]))
-            parts = [part.unbind() for part in places.split(most, 1)]
-            read = [entries[:, page, :, slot] for page, slot, _, _ in parts]
-            for (_, _, page, slot), values in zip(parts, read, strict=True):
-                entries[:, page, :, slot] = values
+        from_page, from_slot, to_page, to_slot = torch.tensor([*rows[0], *rows[1]], device=self.device).unbind()
+        with one_torch_thread():
+            for entries in self._entries.values():  # one operation for all layers of a shape
+                entries[:, to_page, :, to_slot] = entries[:, from_page, :, from_slot]
 
 
 def accepted_moves(commits: Sequence[Commit], pages: BlockTables) -> tuple[list[int], list[int]]:
