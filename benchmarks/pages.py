@@ -1,4 +1,4 @@
-"""Writes ``benchmarks/report/*.md`` and the figures of pages from stored results, and the page of modules.
+"""Writes ``benchmarks/report/*.md`` and the figures of pages from stored results, and the pages of modules and options.
 
 Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. In README and ``docs/results.md`` a
 block begins with ``<!-- figures: NAME -->`` and ends with ``<!-- end -->``; NAME is a key of ``BLOCKS``.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
-from benchmarks import modules
+from benchmarks import modules, options_page
 from benchmarks.claims import claims
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, summary
@@ -180,3 +180,4 @@ def main() -> None:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     modules.write()
+    options_page.write()
