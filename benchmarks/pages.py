@@ -44,7 +44,12 @@ REPORTS = {
         "the time. `× NAME` is the speed over that system, from paired turns. `same text` is the share of "
         "outputs that equal the output of `generate`. In bfloat16 transformers rounds every sum and cospec "
         "keeps float32 sums, so near-ties fall otherwise.",
-        (("One request at a time", "compare_batch1"), ("Eight requests at once", "compare_batch8")),
+        (
+            ("One request at a time", "compare_batch1"),
+            ("Eight requests at once", "compare_batch8"),
+            ("One request at a time, AVX2 kernels", "compare_batch1_avx2"),
+            ("Eight requests at once, AVX2 kernels", "compare_batch8_avx2"),
+        ),
     ),
     "servers": Report(
         "Servers and forwards on the same weights",
@@ -83,6 +88,8 @@ REPORTS = {
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
+            ("The same with AVX-512", "load-disturbed_2-x-amd-epyc_avx512"),
+            ("The same with AVX2", "load-disturbed_2-x-amd-epyc_avx2"),
         ),
     ),
     "pool": Report(
