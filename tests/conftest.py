@@ -22,8 +22,12 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--native off`` runs the tests without the native library; tests of the library skip themselves."""
+    """``--native off`` runs the tests without the native library; tests of the library skip themselves.
+
+    ``--grid`` runs the tests of sharded targets with every layout of up to four stages and two ranks.
+    """
     parser.addoption("--native", choices=("auto", "off"), default="auto", help="off: run without the native library")
+    parser.addoption("--grid", action="store_true", help="run the tests of sharded targets with every layout")
 
 
 def pytest_configure(config: pytest.Config) -> None:

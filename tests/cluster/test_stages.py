@@ -27,15 +27,21 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
+from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load, write_pair
+from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
+from harness.pools import pool_of
 from harness.shards import ShardsHere
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 pytestmark = pytest.mark.cluster
 
-LAYOUTS = [(2, 1), (3, 1), (1, 2)]
+LAYERS = 4
+START_RATE = 0.5  # of a drafter that no request has seen
+LAYOUTS = [(2, 1), (4, 1), (1, 2)]  # pipeline stages, tensor ranks
+GRID = [(stages, ranks) for stages in (1, 2, 4) for ranks in (1, 2) if stages * ranks > 1]
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=16),
     "edited": SamplingParams(temperature=0, max_tokens=16, repetition_penalty=1.3, min_tokens=5, logprobs=2),
@@ -53,7 +59,7 @@ class Folders:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     found = Folders(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
-    write_pair(found.target, found.drafter)
+    write_pair(found.target, found.drafter, LAYERS)
     return found
 
 
@@ -69,7 +75,15 @@ def sharded(folders: Folders, stages: int, ranks: int = 1, pages: int = 200, **c
         end()
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"pp{layout[0]}-tp{layout[1]}")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of ``target`` with some layouts, or with all layouts of ``--grid``."""
+    if "target" in metafunc.fixturenames:
+        layouts = GRID if metafunc.config.getoption("--grid") else LAYOUTS
+        ids = [f"pp{stages}-tp{ranks}" for stages, ranks in layouts]
+        metafunc.parametrize("target", layouts, ids=ids, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def target(folders: Folders, request: pytest.FixtureRequest) -> Iterator[ShardedModel]:
     with sharded(folders, *request.param) as model:
         yield model
@@ -116,6 +130,44 @@ def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel,
         for make in drafters(folders).values():
             assert outputs(target, make(), params, k=3, max_nodes=7) == wanted
             assert target.pages.usage == 0
+
+
+@pytest.fixture
+def nodes(folders: Folders) -> Iterator[dict[str, DrafterProxy]]:
+    """Three drafters, each on a node in a process of its own."""
+    pytest.importorskip("zmq")
+    offers: dict[str, Callable[[], Drafter]] = {
+        "model": lambda: ModelDrafter(load(folders.drafter)),
+        "itself": lambda: ModelDrafter(load(folders.target)),
+        "other": lambda: ModelDrafter(load(folders.drafter)),
+    }
+    hub = hub_for_tests(VOCAB)
+    drafters = {name: on_nodes(hub, name)[0] for name in offers}
+    processes = [NodeProcess(hub.address, [(name, build)], vocab_size=VOCAB) for name, build in offers.items()]
+    try:
+        until(lambda: sum(row["state"] == "ready" for row in hub.status()) == len(offers), "three nodes")
+        yield drafters
+    finally:
+        for process in processes:
+            process.close()
+        for slot in list(hub.slots.values()):
+            hub.remove(slot)
+
+
+def test_tokens_of_three_drafter_nodes(
+    folders: Folders, target: ShardedModel, nodes: dict[str, DrafterProxy], request: Any
+) -> None:
+    """A sharded target verifies what three nodes draft; tokens are those of one process without drafts."""
+    _, ranks = request.node.callspec.params["target"]
+    pool = pool_of(nodes, "union", "all", VOCAB)
+    for name in ("greedy", "seeded"):
+        params = PARAMS[name]
+        wanted = outputs(load(folders.target) if ranks == 1 else target, None, params)
+        engine = llama_engine(target, pool, k=3, max_nodes=7)
+        assert tokens_of(run_all(engine, requests(params))) == wanted
+        assert engine.metrics().accepted_tokens["itself"] > 0
+        assert target.pages.usage == 0
+    assert all(rate != START_RATE for rate in pool.pool_stats.prior.rates), "a node never answered"
 
 
 def test_tokens_are_the_same_under_preemption(folders: Folders, target: ShardedModel) -> None:

@@ -68,8 +68,10 @@ def thread_node(hub: NodeHub, offers: Sequence[tuple[str, Drafter]], vocab_size:
 class NodeProcess:
     """A node in a process of its own, forked from this process, which has loaded all modules."""
 
-    def __init__(self, address: str, offers: Sequence[tuple[str, Build]], keys: Path | None = None) -> None:
-        arguments = (address, offers, keys)
+    def __init__(
+        self, address: str, offers: Sequence[tuple[str, Build]], keys: Path | None = None, vocab_size: int = VOCAB
+    ) -> None:
+        arguments = (address, offers, keys, vocab_size)
         self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
 
@@ -89,11 +91,11 @@ class NodeProcess:
         return self._process.exitcode
 
 
-def _serve(address: str, offers: Sequence[tuple[str, Build]], keys: Path | None) -> None:
+def _serve(address: str, offers: Sequence[tuple[str, Build]], keys: Path | None, vocab_size: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    made = [OfferedDrafter(name, "draft_model", build(), VOCAB) for name, build in offers]
+    made = [OfferedDrafter(name, "draft_model", build(), vocab_size) for name, build in offers]
     node = DrafterNode(NodeOptions(address, f"process-{os.getpid()}", keys), made)
     signal.signal(signal.SIGTERM, lambda *_: node.stop())
     node.serve()
