@@ -22,9 +22,12 @@ Paths are below `src/cospec/`.
 
 
 def first_line(path: Path) -> str:
-    """Return the first line of a module's docstring, with Markdown's quotes for names."""
+    """Return the first line of a module's docstring, or its first sentence, with Markdown's quotes for names."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0].replace("``", "`")
+    line, _, _ = docstring.partition("\n")
+    if not line.endswith((".", ":")):
+        line = " ".join(docstring.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
+    return line.replace("``", "`")
 
 
 def page() -> str:

@@ -27,7 +27,8 @@ class SpeculativeConfig(Options):
         num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
             chains have 8 tokens at most; ``goodput`` doubles this limit, up to 32, where a request takes whole chains.
         acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
-            for greedy and seeded requests, and ``block`` for other requests.
+            for greedy and seeded requests, for drafts of ``union``, ``vote`` and ``fuse``, and for nodes without
+            ``trusted``. Otherwise ``auto`` takes ``block`` for chains and ``recursive`` for trees.
         policy: chooses the draft length of each request: ``goodput``, ``slope``, ``confidence``, ``milp``, ``fixed``
             or ``off``. ``auto`` is ``fixed`` for a number of tokens, else ``goodput``.
         policy_options: options of the policy.
@@ -35,8 +36,8 @@ class SpeculativeConfig(Options):
         widths: children per node at each level of the tree. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification: ``sequential``, ``pipelined`` or ``draft-ahead``.
             ``auto`` chooses by measured times.
-        drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another ``thread``,
-            in a ``process``, or on drafter nodes (``node``).
+        drafter_executor: where the drafter runs: in the target's thread (``inline``), in another ``thread`` if
+            drafting overlaps verification, in a ``process``, or on drafter nodes (``node``).
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
             thread per processor. An empty list lets both sides use all processors.
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.

@@ -26,7 +26,7 @@ class ExploreOptions(Options):
         alpha: probability of choosing the best drafters after a bad step.
         beta: probability of choosing the best drafters after a good step.
         tau: accepted tokens of a good step.
-        epsilon: minimum distance of c and d from 0 and 1.
+        epsilon: minimum distance of similarity and confidence from 0 and 1.
         rate: step size of a score, per step.
     """
 
