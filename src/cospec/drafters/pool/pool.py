@@ -28,7 +28,8 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.selection import Routing
+from cospec.drafters.pool.routing.embeddings import OutputEmbeddings
+from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
 from cospec.options import parse
@@ -45,12 +46,14 @@ class PoolContext:
         vocab_size: of the target.
         at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
         native: whether lockstep drafting may be one native call.
+        similarity: of two tokens, for a routing that compares.
     """
 
     vocab_size: int
     clock: Clock = time.monotonic
     at_most: int | None = None
     native: bool = True
+    similarity: Similarity | None = None
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class PoolDrafter(Drafter):
             ),
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
+            setting.similarity if routing.compares else None,
         )
         self.coordinator = Coordinator(pool_config, self.pool_stats)
 
@@ -128,8 +132,15 @@ class PoolDrafter(Drafter):
                 raise
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        vocab_size, native = build_context.target.vocab_size, build_context.native
-        return cls(members, combiner, routing, PoolContext(vocab_size, clock, options.at_most, native))
+        embeddings = OutputEmbeddings.find(build_context.target_path) if routing.compares else None
+        context = PoolContext(
+            build_context.target.vocab_size,
+            clock,
+            options.at_most,
+            build_context.native,
+            None if embeddings is None else embeddings.similarity,
+        )
+        return cls(members, combiner, routing, context)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""
