@@ -147,6 +147,7 @@ class PoolDrafter(Drafter):
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
+        self._read_scores()
         draft_tasks, due = self._select_tasks(contexts, budgets)
         if due:
             self._score_known_tokens(due)
@@ -261,10 +262,23 @@ class PoolDrafter(Drafter):
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
     def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
-        """Let drafters score known tokens, where they can."""
-        found = [{} if not member.present else member.score_known_tokens(due) for member in self.members]
+        """Let drafters score known tokens, where they can; scores of asynchronous drafters count when they arrive."""
+        for member in self.members:
+            if member.later and member.present:
+                member.start_scoring(due)
+        local = [member.present and not member.later for member in self.members]
+        found = [member.score_known_tokens(due) if on else {} for on, member in zip(local, self.members, strict=True)]
         for context in due:
             self.records[context.id].weights.score_known_tokens([own.get(context.id) for own in found])
+
+    def _read_scores(self) -> None:
+        """Read the scores that asynchronous drafters have sent since the latest step."""
+        for number, member in enumerate(self.members):
+            for scores in member.collect_scores() if member.scoring else ():
+                for id, own in scores.items():
+                    if id in self.records:
+                        known = [own if place == number else None for place in range(len(self.members))]
+                        self.records[id].weights.score_known_tokens(known)
 
     def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
         """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.
