@@ -14,6 +14,8 @@ SYSTEMS = {
     "one auto pipelined": "One drafter, lengths by goodput, pipelined",
     "one of four, k=4": "One of four drafters chosen per request, length 4, in sequence",
     "one of four in parallel, k=4": "One of four drafters chosen per request, length 4, in parallel",
+    "one of four in processes, k=4": "The same on the target's machine, where unused drafters score known tokens",
+    "vote in processes": "vote of four drafters, in parallel on the target's machine, lengths by goodput",
     **{
         f"{combiner} in {way}": f"{combiner} of four drafters, in {way.replace('l p', 'l and p')}"
         for combiner in ("vote", "union", "fuse")

@@ -16,6 +16,7 @@ from cospec.core.engine import Engine
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.options import parse
@@ -130,16 +131,34 @@ def test_parallel_members_draft_at_the_same_time(recording: Recording, tmp_path:
     members: list[dict[str, Any]] = [{"name": "first"}, {"name": "near", "cost": {"fixed": 0.7}}]
     recording.save(tmp_path / "toy.npz")
 
-    def seconds(parallel: bool, link: float = 0.0) -> tuple[float, int]:
+    def seconds(parallel: str | None, link: float = 0.0) -> tuple[float, int]:
         linked = [{**each, "link": link} for each in members]
         made = scenario("vote", "all", linked, parallel=parallel).model_copy(update={"requests": 1})
         (found,) = simulate(made, tmp_path)["runs"]
         return found["seconds"], found["rounds"]
 
-    (one_by_one, rounds), (together, same), (apart, again) = seconds(False), seconds(True), seconds(True, 0.25)
+    (one_by_one, rounds), (together, same), (apart, again) = seconds(None), seconds("node"), seconds("node", 0.25)
     assert rounds == same == again and together < one_by_one
     drafted = round((apart - together) / 0.5)
     assert apart - together == pytest.approx(0.5 * drafted, abs=1e-5) and rounds - 2 <= drafted < rounds
+
+
+def test_members_apart_score_the_prompt(recording: Recording, tmp_path: Path) -> None:
+    """Scores of processes arrive a step later, and cost no step of the target."""
+    recording.save(tmp_path / "toy.npz")
+    members = [{"name": name} for name in drafters()]
+    made = scenario("vote", "hedge", members, parallel="process", at_most=1)
+    replica = World(made, made.variants[0], tmp_path).replica()
+    for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
+        replica.add(request)
+    pool = replica.engine.execution_mode.components.drafter
+    assert isinstance(pool, PoolDrafter)
+    looked = list[list[float]]()
+    while replica.held:
+        list(replica.step())
+        looked.append([max([0.0, *(record.weights.looked[n] for record in pool.records.values())]) for n in range(3)])
+    assert max(map(min, looked)) > 0, "every member has scored"
+    assert max(pool.weights().values()) == pool.weights()["near"], "the best drafter is known"
 
 
 @pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead"])
@@ -148,7 +167,7 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
 
     def run(**outage: Any) -> tuple[dict[str, tuple[int, ...]], int, int]:
         members = [{"name": "first"}, {"name": "near", **outage}]
-        made = scenario("vote", "all", members, parallel=True)
+        made = scenario("vote", "all", members, parallel="node")
         variant = made.variants[0].model_copy(update={"execution_mode": execution_mode})
         replica = World(made, variant, tmp_path).replica()
         texts: dict[str, tuple[int, ...]] = {}
@@ -175,7 +194,7 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
         ({"members": [{"name": "third"}]}, "members.name is 'third'"),
         ({"combiner": "chorus"}, "combiner is 'chorus'"),
         ({"routing": "chorus"}, "routing is 'chorus'"),
-        ({"combiner": "mix", "parallel": True}, "draws whole drafts"),
+        ({"combiner": "mix", "parallel": "node"}, "draws whole drafts"),
         ({"policy": "goodput", "combiner": "union"}, "policy is 'goodput'"),
     ],
 )

@@ -156,14 +156,14 @@ class SimulatedExecutor:
     def submit(self, method: str, *args: Any) -> SimulatedFuture:
         """Start a call, which runs in parallel with the target; a call that meets an outage is lost."""
         clock = self._clock
-        if method != "propose":
+        if method in ("commit", "free"):
             return SimulatedFuture(clock, clock.now, getattr(self._worker, method)(*args))
         if not self.present:
             return SimulatedFuture(clock, clock.now, error=DrafterLost("The drafter's machine is not there."))
         self._forget(args[0])
         start = max(clock.now + self._link, heapq.heappop(self._free_at))
         with clock.elsewhere(start):
-            drafts = self._worker.propose(*args)
+            answer = getattr(self._worker, method)(*args)
             done = clock.now
         lost = next(((begin, end) for begin, end in self._outages if clock.now < begin < done), None)
         if lost is not None:
@@ -172,7 +172,7 @@ class SimulatedExecutor:
             return SimulatedFuture(clock, lost[0], error=DrafterLost("The drafter's machine failed."))
         heapq.heappush(self._free_at, done)
         self.busy += done - start
-        return SimulatedFuture(clock, done + self._link, drafts)
+        return SimulatedFuture(clock, done + self._link, answer)
 
     def close(self) -> None:
         """Nothing to close."""

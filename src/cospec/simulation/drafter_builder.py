@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.drafters.ngram import NgramDrafter
@@ -55,16 +57,17 @@ class DrafterSetting:
 
 
 class MemberExecutor(SimulatedExecutor):
-    """The executor of a pool's member on a node of its own.
+    """The executor of a pool's member in a process or on a node of its own.
 
     Attributes:
-        info: the declared attributes of the drafter.
+        info: the declared attributes of the drafter, as far as its place keeps them.
     """
 
-    def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock) -> None:
+    def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock, place: str) -> None:
         outages = [(each.at, each.at + each.seconds) for each in member.outages]
         super().__init__(drafter, clock, 1, member.link, outages)
-        self.info = DrafterInfo.of(drafter)
+        scores = drafter.scores_known_tokens and place == "process"
+        self.info = structs.replace(DrafterInfo.of(drafter), scores_known_tokens=scores)
 
 
 def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[Worker]]:
@@ -83,8 +86,8 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
         if member.name != LOOKUP:
             recorded = _recorded(drafting, member, setting)
             drafter, workers = recorded, [*workers, recorded]
-        if drafting.parallel and not drafter.capabilities.costless:
-            drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock))
+        if drafting.parallel is not None and not drafter.capabilities.costless:
+            drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock, drafting.parallel))
         drafters.append(Named(member.name, drafter))
     if drafting.combiner is None:
         return drafters[0].drafter, workers

@@ -157,7 +157,7 @@ class World:
         check_policy(config)
         if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
             raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
-        in_sequence = 1 if self.drafting.parallel else max(1, len(self.drafting.members))
+        in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
         return build_policy(config, drafter, setting.clock, LatencyModels(target, draft.scaled(in_sequence)))
 
 

@@ -93,7 +93,8 @@ class DrafterConfig(Options):
         cost_per_hour: the price of one machine, in the currency of the target.
         members: recorded drafters; several need a ``combiner``.
         combiner, routing, routing_options, at_most, deadline: of the pool, as in ``speculative_config``.
-        parallel: every member of the pool has a node of its own.
+        parallel: every member drafts on hardware of its own: in a process on the target's machine, or on a node. As in
+            the engine, members on nodes do not score known tokens.
     """
 
     kind: Literal["model", "heads", "lookup", "recorded"] = "model"
@@ -106,7 +107,7 @@ class DrafterConfig(Options):
     routing_options: dict[str, Any] = Field(default={})
     at_most: int | None = Field(default=None, ge=1)
     deadline: Positive | None = None
-    parallel: bool = False
+    parallel: Literal["process", "node"] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> DrafterConfig:
@@ -114,16 +115,16 @@ class DrafterConfig(Options):
             raise ValueError("members for kind recorded, and for no other kind")
         if len(self.members) > 1 and self.combiner is None:
             raise ValueError("a combiner for several members")
-        if self.parallel and self.combiner is None:
+        if self.parallel is not None and self.combiner is None:
             raise ValueError("a combiner for parallel members")
-        if not self.parallel and any(each.link or each.outages for each in self.members):
-            raise ValueError("parallel members, where members have links or outages")
+        if self.parallel != "node" and any(each.link or each.outages for each in self.members):
+            raise ValueError("parallel: node, where members have links or outages")
         return self
 
     @property
     def machines(self) -> int:
         """Machines that have a price."""
-        return len(self.members) if self.parallel else self.nodes
+        return self.nodes if self.parallel is None else len(self.members)
 
 
 class TargetConfig(Options):
