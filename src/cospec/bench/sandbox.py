@@ -1,6 +1,6 @@
 """Run a program in a process of its own, with limits of time, memory and files, and without sockets.
 
-The limits stop programs by mistake. They are no security boundary: the process has the rights of its user. Run
+The limits stop mistakes of programs. The limits are no security boundary: the process has the rights of its user. Run
 programs of an untrusted model in a virtual machine or a container.
 """
 

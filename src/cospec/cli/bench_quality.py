@@ -27,7 +27,7 @@ def quality(
     model: options.Model = "zoo",
     speculative_config: options.SpeculativeConfig = None,
     adaptive: Annotated[
-        str, typer.Option(metavar="JSON", help="The blend beside exact speculation; off for none.")
+        str, typer.Option(metavar="JSON", help="The blend to compare with exact speculation; off for none.")
     ] = ADAPTIVE,
     limit: Annotated[int | None, typer.Option(min=1, help="Tasks that are read; default is all.")] = None,
     output_len: bench.OutputLen = 512,

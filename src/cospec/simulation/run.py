@@ -37,7 +37,7 @@ from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16
-SMALLEST_VOCAB = 2  # tokens without a recording: those below, and ``FILLER``
+SMALLEST_VOCAB = 2  # tokens without a recording: 0 and ``FILLER``
 CHAINS = ("fixed", "off")  # policies that ask no member of a pool for a tree; recorded drafts are chains
 SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
