@@ -49,6 +49,11 @@ def test_a_recording_is_simulated(tmp_path: Path) -> None:
 def test_quality_is_printed_with_its_interval(tmp_path: Path) -> None:
     tasks = tmp_path / "gsm8k.jsonl"
     tasks.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n", encoding="utf-8")
-    shown = command("bench", "quality", "--dataset-path", str(tasks), "--output-len", "8", "--threads", "1")
+    shown = command(
+        "bench", "quality", "--dataset-path", str(tasks), "--output-len", "8", "--threads", "1",
+        "--save-result", "--result-dir", str(tmp_path), "--result-filename", "q",
+    )  # fmt: skip
     for name in ("exact", "adaptive"):
         assert any(line.startswith(f"{name}: ") and "/1 = " in line for line in shown.splitlines()), shown
+    runs = json.loads((tmp_path / "q.json").read_text(encoding="utf-8"))["runs"]
+    assert [run["label"] for run in runs] == ["exact", "adaptive"] and all(0 <= run["low"] < 1 for run in runs)
