@@ -91,12 +91,12 @@ def runs_of(name: str) -> Runs:
     return Runs(found)
 
 
-def throughput(name: str, system: str, other: str) -> Callable[[], Sequence[float]]:
-    """Simulated throughput of a variant over another."""
+def throughput(name: str, system: str, other: str, load: float | None = None) -> Callable[[], Sequence[float]]:
+    """Simulated throughput of a variant over another, at the only load or at ``load``."""
 
     def find() -> Sequence[float]:
         runs = runs_of(name)
-        return (runs.throughput(system) / runs.throughput(other),)
+        return (runs.throughput(system, load) / runs.throughput(other, load),)
 
     return find
 
@@ -150,6 +150,10 @@ CLAIMS = (
     Claim("Minions", "pipeline over turns, two shared cores", (1.34, 1.55), MEASURED, pipelines),
     Claim("CoSine", "throughput of fuse over SpecInfer's trees", (1.31, 1.62), MEASURED,
           pooled("fuse hedge", "union hedge")),
+    Claim("CoSine", "throughput of the pool over one drafter, in parallel, 8 requests", (1.24, 1.46), SIMULATED,
+          throughput("cosine-parts", "fuse in parallel", "one auto", 8)),
+    Claim("CoSine", "the same, in parallel and pipelined", (1.24, 1.46), SIMULATED,
+          throughput("cosine-parts", "fuse in parallel pipelined", "one auto", 8)),
     Claim("CoSine", "latency of the pipelined pool over fixed lengths in turn, worst mode", (1.2, 1.6), SIMULATED,
           lambda: over_fixed("cosine", "coupled k=5")),
     Claim("CoSine", "the same, over lengths by goodput in turn", (1.2, 1.6), SIMULATED,

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, over_plain
+from benchmarks.papers.cosine_parts import PARTS, parts
 from benchmarks.papers.not_run import remaining
 from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
 
 MODES = {name: scenario(f"cosine-{name}") for name in ("low", "high", "fluctuating")}
-SOURCES = tuple(MODES.values())
+SOURCES = (*MODES.values(), PARTS)
 CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo --to src/cospec/zoo", How.MEASURED)
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
@@ -28,6 +29,7 @@ def page(results: Results) -> Page:
         card(results),
         offline(results),
         online(results),
+        parts(results),
         ablation(results),
         remaining("cosine"),
     )
@@ -138,8 +140,8 @@ def online(results: Results) -> Section:
         "Figure 7: latency of online serving",
         tuple(rows),
         "A 70B target with drafters on nodes of their own, pipelined, against drafting and verification in turn on one "
-        "server: with fixed lengths, as the paper's baselines have, and with lengths by goodput. That the pool "
-        "agrees with the target more often than one drafter is an assumption of the scenarios.",
+        "server: with fixed lengths, as the paper's baselines have, and with lengths by goodput. Drafts are recorded, "
+        "as in the next section. `cosine` votes with lengths by goodput; `cosine fused` fuses trees of ten tokens.",
     )
 
 

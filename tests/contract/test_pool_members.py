@@ -85,6 +85,27 @@ def test_the_text_does_not_depend_on_places(combiner: str, drafters: dict[str, D
     assert sum(engine.metrics().accepted_tokens.values()) > 0
 
 
+@pytest.mark.parametrize("place", ["thread", "process"])
+def test_members_elsewhere_score_the_prompt_while_the_target_works(place: str) -> None:
+    contexts = [DraftContext("r", [1, 2, 1, 2, 0], 5, GREEDY, 0, StreamKind.TARGET)]
+    budgets = [DraftBudget(2, 2, drafters=1)]
+    inline, away = (
+        pool_of({name: PLACES[where](name) for name in ("itself", "other")}, "vote", "hedge", VOCAB)
+        for where in ("inline", place)
+    )
+    for pool in (inline, away):
+        assert pool.propose(contexts, budgets)
+    wanted, found = inline.records["r"].weights, away.records["r"].weights
+    assert min(wanted.looked) == 4 and found.looked == [0, 0], "a step waits for no score"
+    end = time.monotonic() + 20
+    while not all(future.done() for member in away.members for future in member.scoring):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    away.propose(contexts, budgets)
+    assert found.looked == wanted.looked and found.chance == pytest.approx(wanted.chance)
+    away.close()
+
+
 def test_a_killed_member_costs_drafts_and_comes_back() -> None:
     executor = ProcessExecutor(toy("itself"))
     pool = pool_of({"away": DrafterProxy(executor), "copy": toy("ngram")()}, "union", "all", VOCAB)

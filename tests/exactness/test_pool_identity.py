@@ -11,7 +11,7 @@ import cospec
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.pool.pool import PoolDrafter
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
@@ -43,6 +43,30 @@ def test_toys(combiner: str, routing: str) -> None:
         metrics = engine.metrics()
         assert sum(metrics.accepted_tokens.values()) > 0
         assert metrics.kv_cache_usage == 0
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_similar_tokens_change_the_routing_and_no_output(combiner: str) -> None:
+    scores = []
+    listed = [each for n in range(5) for each in make_requests(f"r{n}", [n, 1, 2], SEEDED if n % 2 else GREEDY)]
+    wanted = tokens_of(run_all(toy_engine(toy(), None), listed))
+    for similarity in (None, lambda one, other: 0.9):
+        plain = pool_of(toy_drafters(6), combiner, "explore", 6)
+        context = PoolContext(6, plain.setting.clock, similarity=similarity)
+        pool = PoolDrafter(plain.members, plain.combiner, plain.routing, context)
+        engine = pool_engine(toy(), pool)
+        for request in listed:
+            engine.add(request)
+        found: dict[str, tuple[int, ...]] = {request.id: () for request in listed}
+        steps = 0
+        while engine.has_work:
+            for event in engine.step():
+                found[event.id] += event.tokens
+            steps += 1
+            if steps == 6:
+                scores.append([record.weights.scores for record in pool.records.values()])
+        assert found == wanted
+    assert scores[0] != scores[1]
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)

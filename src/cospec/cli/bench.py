@@ -11,6 +11,8 @@ from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
 from cospec.cli import options
 from cospec.cli.bench_options import grouped
+from cospec.cli.bench_quality import quality
+from cospec.cli.bench_record import record
 from cospec.cli.bench_serve import serve
 from cospec.cli.options import present
 from cospec.errors import InvalidInput
@@ -107,4 +109,6 @@ def compare(
 
 
 app.command()(shape.accept)
+app.command()(quality)
+app.command()(record)
 app.command()(shape.roofline)

@@ -231,6 +231,9 @@ class Scheduler:
                 budgets[sequence.id] = budget
             elif budget.release or budget.wait:
                 budgets[sequence.id] = budget
+        if all(budgets.get(sequence.id, NO_DRAFT).wait for sequence in sequences):  # a policy must not stop the engine
+            first = sequences[0].id
+            budgets[first] = replace(budgets[first], wait=False)
         return budgets
 
     def _max_steps(self, entries: Sequence[ScheduledRequest]) -> int:

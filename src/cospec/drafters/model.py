@@ -92,6 +92,7 @@ class ModelDrafter(Drafter):
         self._rolls = native and model.has_rollout and self._vocabulary.same and top_k is None
         self._top_k = top_k
         self.learns = calibration is not None  # widths of trees
+        self.scores_known_tokens = self._vocabulary.same
         self._drafted: dict[
             str, DynamicTree
         ] = {}  # trees of the current step, whose confidences are verified at commit

@@ -45,7 +45,7 @@ class DrafterRecipe:
 
 
 class DrafterExecutor(ABC):
-    """Makes the calls ``propose``, ``commit`` and ``free`` of one drafter, in the order of submission.
+    """Makes the calls of one drafter in the order of submission: ``propose``, ``commit``, ``free`` and scoring.
 
     Attributes:
         name: as ``executor`` and ``drafter_executor`` name the executor.
@@ -89,7 +89,10 @@ class DrafterExecutor(ABC):
 
     @abstractmethod
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Submit a call of ``propose``, ``commit`` or ``free``. A lost call raises ``DrafterLost``."""
+        """Submit a call of ``propose``, ``commit`` or ``free``; ``score_known_tokens`` where the drafter scores.
+
+        A lost call raises ``DrafterLost``.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cospec.core.interfaces import Executor
 from cospec.core.plugins import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.errors import DrafterLost
 from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.messages import DrafterInfo
@@ -31,6 +31,7 @@ class DrafterProxy(Drafter):
         self.name, self.names = info.name, info.names
         self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
+        self.scores_known_tokens = info.scores_known_tokens
 
     @property
     def executor(self) -> RemoteExecutor:
@@ -44,6 +45,14 @@ class DrafterProxy(Drafter):
         except (DrafterLost, TimeoutError):
             return []
         return drafts
+
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """Ask, and wait for the answer; no scores where none comes in time. A pool submits the call and never waits."""
+        try:
+            scores: dict[str, TokenScores] = self.executor.submit("score_known_tokens", contexts).result(DRAFT_TIMEOUT)
+        except (DrafterLost, TimeoutError):
+            return {}
+        return scores
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Send the commits; the drafter gets them before the next ``propose``."""

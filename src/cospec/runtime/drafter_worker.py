@@ -29,6 +29,8 @@ from cospec.runtime.messages import (
     Failed,
     Free,
     Propose,
+    Score,
+    Scores,
     Start,
     Weights,
 )
@@ -91,6 +93,10 @@ def _serve(drafter: Drafter, commands: SimpleQueue[DrafterCommand], channel: Cha
                     due = ended + WEIGHTS_SECONDS
                     channel.send(Weights(dict(drafter.weights())))
                 channel.send(Drafts(number, drafts, busy))
+            case Score(number, updates):
+                scores = drafter.score_known_tokens([contexts.decode(update) for update in updates])
+                busy += time.monotonic() - started
+                channel.send(Scores(number, scores, busy))
             case Commits(commits):
                 drafter.commit(commits)
                 busy += time.monotonic() - started

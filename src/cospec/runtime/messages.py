@@ -14,7 +14,16 @@ import msgspec
 
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
+from cospec.core.types import (
+    Commit,
+    Draft,
+    DraftBudget,
+    DraftContext,
+    DrafterCapabilities,
+    Event,
+    Request,
+    TokenScores,
+)
 from cospec.errors import InvalidInput
 from cospec.logits_processors.states import RequestProcessors
 from cospec.runtime.codec import ProtocolError
@@ -22,7 +31,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of all messages; a change to any field changes the number
+VERSION = 3  # of all messages; a change to any field changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
@@ -125,6 +134,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     stream_kinds: frozenset[StreamKind] | None
     names: tuple[str, ...] | None
     weights: dict[str, float]
+    scores_known_tokens: bool = False
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterInfo:
@@ -139,6 +149,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.stream_kinds,
             drafter.names,
             dict(drafter.weights()),
+            drafter.scores_known_tokens,
         )
 
 
@@ -174,6 +185,13 @@ class Propose(ProtocolMessage, frozen=True):
     number: int
     contexts: list[ContextUpdate]
     budgets: list[DraftBudget]
+
+
+class Score(ProtocolMessage, frozen=True):
+    """Asks for scores of the latest known tokens; ``Scores`` with the same number answers."""
+
+    number: int
+    contexts: list[ContextUpdate]
 
 
 class Commits(ProtocolMessage, frozen=True):
@@ -212,10 +230,18 @@ class Drafts(ProtocolMessage, frozen=True):
     busy: float
 
 
+class Scores(ProtocolMessage, frozen=True):
+    """Answers the ``Score`` of that number; ``busy`` as in ``Drafts``."""
+
+    number: int
+    scores: dict[str, TokenScores]
+    busy: float
+
+
 EngineCommand = Start | Submit | Abort | Measure | Stop
 EngineReply = Ready | Failed | Events | Rejected | Measured
-DrafterCommand = Start | Propose | Commits | Free
-DrafterReply = DrafterReady | Failed | Weights | Drafts
+DrafterCommand = Start | Propose | Score | Commits | Free
+DrafterReply = DrafterReady | Failed | Weights | Drafts | Scores
 
 
 def check_version(message: Any) -> None:

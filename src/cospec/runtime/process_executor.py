@@ -29,6 +29,8 @@ from cospec.runtime.messages import (
     Failed,
     Free,
     Propose,
+    Score,
+    Scores,
     Start,
     Weights,
 )
@@ -155,7 +157,7 @@ class ProcessExecutor(DrafterExecutor):
 
     @property
     def load(self) -> float:
-        """Proposals that wait for an answer."""
+        """Calls that wait for an answer."""
         return float(len(self._futures))
 
     @property
@@ -169,7 +171,7 @@ class ProcessExecutor(DrafterExecutor):
         self.attend(0.0)
         self._number += 1
         sent = self._ready and self._send(self._command(method, args))
-        if method != "propose":
+        if method in ("commit", "free"):
             future.set_result(None)
         elif sent:
             self._futures[self._number] = future
@@ -225,11 +227,13 @@ class ProcessExecutor(DrafterExecutor):
         self.close()
         raise ModelError(message.message if isinstance(message, Failed) else "The drafter's process is out of order.")
 
-    def _command(self, method: str, args: tuple[Any, ...]) -> Propose | Commits | Free:
+    def _command(self, method: str, args: tuple[Any, ...]) -> Propose | Score | Commits | Free:
         match method:
             case "propose":
                 contexts, budgets = args
                 return Propose(self._number, [self._contexts.encode(context) for context in contexts], budgets)
+            case "score_known_tokens":
+                return Score(self._number, [self._contexts.encode(context) for context in args[0]])
             case "commit":
                 return Commits(*args)
             case "free":
@@ -254,14 +258,14 @@ class ProcessExecutor(DrafterExecutor):
                 log.warning("the drafter cannot be built again: %s", sentence)
             case Weights(weights):
                 self.weights = weights
-            case Drafts(number, drafts, busy):
+            case Drafts(number, answer, busy) | Scores(number, answer, busy):
                 self.busy = self._before + busy
                 self._answers += 1
                 if self._answers == PROVEN:
                     self._starts = 1
                 future = self._futures.pop(number, None)
                 if future is not None:
-                    future.set_result(drafts)
+                    future.set_result(answer)
 
     def _replace(self, cause: str) -> None:
         """Lose what the process was asked for, and start another process unless too many died already."""

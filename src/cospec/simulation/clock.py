@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, Protocol
 
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.errors import DrafterLost
 
 SAME = 1e-12  # seconds of rounding error between equal moments
 
@@ -43,15 +45,22 @@ class VirtualClock:
         """Wait until ``moment``; a past moment changes nothing."""
         self.now = max(self.now, moment)
 
+    @contextmanager
+    def elsewhere(self, moment: float) -> Iterator[None]:
+        """Work on another machine from ``moment`` on, at full speed; then return to the present."""
+        before = self.now, self._left, self._factor
+        self.now, self._left, self._factor = moment, math.inf, 1.0
+        try:
+            yield
+        finally:
+            self.now, self._left, self._factor = before
+
 
 class SimulatedWorker(Protocol):
-    """A drafter that knows the duration of its drafts in advance."""
+    """A drafter whose proposals advance the clock."""
 
-    def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
-        """Return the seconds of a proposal; pending context counts as processed afterwards."""
-
-    def drafts(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Return the drafts, without advancing the clock."""
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """See ``Drafter.propose``; advances the clock."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """See ``Drafter.commit``."""
@@ -61,10 +70,10 @@ class SimulatedWorker(Protocol):
 
 
 class SimulatedFuture:
-    """A result that is available from a known moment on."""
+    """A result, or an error, that is available from a known moment on."""
 
-    def __init__(self, clock: VirtualClock, moment: float, value: Any) -> None:
-        self._clock, self._moment, self._value = clock, moment, value
+    def __init__(self, clock: VirtualClock, moment: float, value: Any = None, error: Exception | None = None) -> None:
+        self._clock, self._moment, self._value, self._error = clock, moment, value, error
 
     def done(self) -> bool:
         """Whether the moment has passed."""
@@ -80,6 +89,8 @@ class SimulatedFuture:
             self._clock.reach(self._clock.now + timeout)
             raise TimeoutError
         self._clock.reach(self._moment)
+        if self._error is not None:
+            raise self._error
         return self._value
 
 
@@ -106,14 +117,36 @@ class SimulatedPipeline:
 
 
 class SimulatedExecutor:
-    """An executor of drafters on ``nodes`` machines: each batch goes to the machine that is free first."""
+    """An executor of one drafter on ``nodes`` machines: each batch goes to the machine that is free first.
 
-    parallel, present = True, True
+    Args:
+        link: seconds of a message between the target and a machine; messages about commits take no time.
+        outages: ``(begin, end)`` in ascending order, in seconds: the machines fail, and forget everything.
 
-    def __init__(self, worker: SimulatedWorker, clock: VirtualClock, nodes: int = 1) -> None:
+    Attributes:
+        busy: seconds of proposals.
+    """
+
+    parallel = True
+    weights: Mapping[str, float] = {}
+
+    def __init__(
+        self,
+        worker: SimulatedWorker,
+        clock: VirtualClock,
+        nodes: int = 1,
+        link: float = 0.0,
+        outages: Sequence[tuple[float, float]] = (),
+    ) -> None:
         self.busy = 0.0
-        self._worker, self._clock = worker, clock
+        self._ids, self._met = set[str](), 0  # sequences that the machines know, and outages that have begun
+        self._worker, self._clock, self._link, self._outages = worker, clock, link, outages
         self._free_at = [0.0] * nodes
+
+    @property
+    def present(self) -> bool:
+        """Whether no machine is in an outage."""
+        return not any(begin <= self._clock.now < end for begin, end in self._outages)
 
     @property
     def load(self) -> float:
@@ -121,14 +154,33 @@ class SimulatedExecutor:
         return float(min(self._free_at) > self._clock.now)
 
     def submit(self, method: str, *args: Any) -> SimulatedFuture:
-        """Start drafting, which runs in parallel with the target; messages about commits take no time."""
-        if method != "propose":
-            return SimulatedFuture(self._clock, self._clock.now, getattr(self._worker, method)(*args))
-        seconds = self._worker.seconds(*args)
-        done = max(self._clock.now, heapq.heappop(self._free_at)) + seconds
+        """Start a call, which runs in parallel with the target; a call that meets an outage is lost."""
+        clock = self._clock
+        if method in ("commit", "free"):
+            return SimulatedFuture(clock, clock.now, getattr(self._worker, method)(*args))
+        if not self.present:
+            return SimulatedFuture(clock, clock.now, error=DrafterLost("The drafter's machine is not there."))
+        self._forget(args[0])
+        start = max(clock.now + self._link, heapq.heappop(self._free_at))
+        with clock.elsewhere(start):
+            answer = getattr(self._worker, method)(*args)
+            done = clock.now
+        lost = next(((begin, end) for begin, end in self._outages if clock.now < begin < done), None)
+        if lost is not None:
+            heapq.heappush(self._free_at, lost[1])
+            self.busy += max(0.0, lost[0] - start)
+            return SimulatedFuture(clock, lost[0], error=DrafterLost("The drafter's machine failed."))
         heapq.heappush(self._free_at, done)
-        self.busy += seconds
-        return SimulatedFuture(self._clock, done, self._worker.drafts(*args))
+        self.busy += done - start
+        return SimulatedFuture(clock, done + self._link, answer)
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _forget(self, contexts: Sequence[DraftContext]) -> None:
+        """After an outage the drafter reads every sequence again."""
+        met = sum(begin <= self._clock.now for begin, _ in self._outages)
+        if met > self._met:
+            self._worker.free(sorted(self._ids))
+            self._ids, self._met = set(), met
+        self._ids.update(context.id for context in contexts)

@@ -10,7 +10,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.results import StepLog
-from cospec.simulation.simulated_models import SimulatedDrafter
+from cospec.simulation.simulated_drafter import SimulatedDrafter
 
 LONGEST = 8
 

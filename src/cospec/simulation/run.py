@@ -6,7 +6,7 @@ time. So every engine sees each request at the right time, for any number of rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from cospec.assembly.components import AcceptanceMethods, Verification, connect
 from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugins import Policy
+from cospec.core.plugins import Drafter, Policy
 from cospec.core.scheduler import SchedulerLimits
 from cospec.core.types import TARGET, Request
 from cospec.errors import InvalidInput, words
@@ -27,18 +27,18 @@ from cospec.policies.latency.step import LatencyModels
 from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
+from cospec.simulation.drafter_builder import DrafterSetting, Worker, build_drafter
 from cospec.simulation.oracle_policies import LONGEST, Oracle, Random, RecordedPolicy
+from cospec.simulation.recording import read_recording
 from cospec.simulation.results import RequestLog, StepLog, summary
 from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant
-from cospec.simulation.simulated_models import (
-    Rates,
-    SimulatedDrafter,
-    SimulatedModel,
-    SimulatedVerifier,
-)
+from cospec.simulation.simulated_drafter import Rates, SimulatedDrafter
+from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16
+SMALLEST_VOCAB = 2  # tokens without a recording: 0 and ``FILLER``
+CHAINS = ("fixed", "off")  # policies that ask no member of a pool for a tree; recorded drafts are chains
 SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
 
@@ -48,9 +48,9 @@ class Replica:
 
     engine: Engine
     clock: VirtualClock
-    drafter: SimulatedDrafter
+    requests: dict[str, SimulatedRequest]
+    workers: Sequence[Worker]
     verifier: SimulatedVerifier
-    executor: SimulatedExecutor
     steps: StepLog
     held: int = 0  # requests that have not ended
     request_seconds: float = 0.0  # the integral of ``held`` over time
@@ -63,9 +63,9 @@ class Replica:
         self.held += 1
         self.request_seconds += self.clock.now - due
         id = str(request.number)
-        self.drafter.requests[id] = request
-        params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
-        self.engine.add(Request(id, (0,) * request.prompt, params, request.number, due, id))
+        self.requests[id] = request
+        params = SamplingParams(temperature=0.0, max_tokens=len(request.output), ignore_eos=True)
+        self.engine.add(Request(id, request.prompt, params, request.number, due, id))
 
     def step(self) -> Iterator[tuple[SimulatedRequest, Any]]:
         """Run one step; yield the requests that ended, with their statistics."""
@@ -75,7 +75,7 @@ class Replica:
         for event in events:
             if event.finish is not None:
                 self.held -= 1
-                yield self.drafter.requests.pop(event.id), event.stats
+                yield self.requests.pop(event.id), event.stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class World:
         """The price of all machines: replicas, each with drafter nodes of its own."""
         drafting = self.drafting if self.variant.policy != "off" else DrafterConfig()
         target = self.scenario.target
-        return target.replicas * (target.cost_per_hour + drafting.nodes * drafting.cost_per_hour)
+        return target.replicas * (target.cost_per_hour + drafting.machines * drafting.cost_per_hour)
 
     def replica(self) -> Replica:
         """Build an engine at time 0.
@@ -109,10 +109,14 @@ class World:
         target, draft = scenario.target.cost.built(self.folder), self.drafting.cost.built(self.folder)
         if target.seconds(1, 1, 1) <= 0:
             raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
-        cache = SimulatedModel(BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
-        drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
-        verifier, steps = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
-        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), steps)
+        recording = None if scenario.recording is None else read_recording(self.folder / scenario.recording)
+        pages = BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False)
+        cache = SimulatedModel(pages, SMALLEST_VOCAB if recording is None else recording.vocab_size)
+        requests: dict[str, SimulatedRequest] = {}
+        setting = DrafterSetting(clock, requests, self._rates(), self.folder, recording)
+        drafter, workers = build_drafter(self.drafting, setting)
+        verifier, steps = SimulatedVerifier(cache, scenario.target, target, clock, requests), StepLog(clock)
+        policy = RecordedPolicy(self._policy(drafter, setting, target, draft), steps)
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
@@ -126,7 +130,7 @@ class World:
             max_in_flight=verifier.max_in_flight,
         )
         parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
-        return Replica(Engine(parts), clock, drafter, verifier, executor, steps)
+        return Replica(Engine(parts), clock, requests, workers, verifier, steps)
 
     def _rates(self) -> dict[str, Rates]:
         """α by domain; 0.5 separates the correct tokens of a trace, whose difficulty is 0 or 1."""
@@ -134,21 +138,27 @@ class World:
         return {**own, **self.variant.acceptance}
 
     def _policy(
-        self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardLatency, draft: ForwardLatency
+        self, drafter: Drafter, setting: DrafterSetting, target: ForwardLatency, draft: ForwardLatency
     ) -> Policy:
         variant = self.variant
         if variant.policy in SIMULATOR_ONLY and variant.policy_options:
             raise InvalidInput("policy_options", dict(variant.policy_options), f"absent for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
-            return Oracle(drafter, target, draft, longest)
+            if self.drafting.kind == "recorded":
+                raise InvalidInput("policy", "oracle", "another policy for recorded drafters")
+            known = SimulatedDrafter(self.drafting, draft, setting.clock, setting.rates, setting.requests)
+            return Oracle(known, target, draft, longest)
         if variant.policy == "random":
             return Random(longest, self.scenario.seed)
         given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
         check_policy(config)
-        return build_policy(config, drafter, clock, LatencyModels(target, draft))
+        if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
+            raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
+        in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
+        return build_policy(config, drafter, setting.clock, LatencyModels(target, draft.scaled(in_sequence)))
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
@@ -190,7 +200,7 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
         before, steps = earliest.held, len(earliest.steps.times)
         began = earliest.clock.now
         for request, stats in earliest.step():
-            found.add(stats, request.output)
+            found.add(stats, len(request.output))
             successor = next(following, None)
             if successor is not None:
                 earliest.add(successor)
@@ -203,4 +213,4 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
 
 def _drafting(replica: Replica) -> float:
     """Return the seconds that drafters worked, in parallel or in turn with the target."""
-    return replica.executor.busy + replica.drafter.busy
+    return sum(worker.busy for worker in replica.workers)

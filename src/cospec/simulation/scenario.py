@@ -60,20 +60,71 @@ class LatencyConfig(Options):
             raise InvalidInput("profile", words(f"{self.profile} ({error})"), "a JSON file of cospec profile") from None
 
 
+class OutageConfig(Options):
+    """A node is not there from ``at`` on, for ``seconds``."""
+
+    at: Amount
+    seconds: Positive
+
+
+class MemberConfig(Options):
+    """A drafter of the scenario's recording.
+
+    Attributes:
+        name: as the recording names the drafter; ``ngram`` is prompt lookup over the recorded tokens.
+        cost: instead of the cost of ``DrafterConfig``.
+        link: seconds of a message between the member's node and the target.
+        outages: of the member's node, in order.
+    """
+
+    name: str
+    cost: LatencyConfig | None = None
+    link: Amount = 0.0
+    outages: tuple[OutageConfig, ...] = Field(default=(), strict=False)
+
+
 class DrafterConfig(Options):
     """The drafter and its latency.
 
     Attributes:
         kind: ``model`` runs one pass per token; ``heads`` give all levels, and trees, in one pass; ``lookup`` costs
-            nothing.
+            nothing; ``recorded`` proposes what the drafters of the scenario's recording proposed.
         nodes: machines of the drafter, for execution modes that overlap drafter and target.
         cost_per_hour: the price of one machine, in the currency of the target.
+        members: recorded drafters; several need a ``combiner``.
+        combiner, routing, routing_options, at_most, deadline: of the pool, as in ``speculative_config``.
+        parallel: every member drafts on hardware of its own: in a process on the target's machine, or on a node. As in
+            the engine, members on nodes do not score known tokens.
     """
 
-    kind: Literal["model", "heads", "lookup"] = "model"
+    kind: Literal["model", "heads", "lookup", "recorded"] = "model"
     cost: LatencyConfig = LatencyConfig()
     nodes: int = Field(default=1, ge=1)
     cost_per_hour: Amount = 0.0
+    members: tuple[MemberConfig, ...] = Field(default=(), strict=False)
+    combiner: str | None = None
+    routing: str = "hedge"
+    routing_options: dict[str, Any] = Field(default={})
+    at_most: int | None = Field(default=None, ge=1)
+    deadline: Positive | None = None
+    parallel: Literal["process", "node"] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> DrafterConfig:
+        if bool(self.members) != (self.kind == "recorded"):
+            raise ValueError("members for kind recorded, and for no other kind")
+        if len(self.members) > 1 and self.combiner is None:
+            raise ValueError("a combiner for several members")
+        if self.parallel is not None and self.combiner is None:
+            raise ValueError("a combiner for parallel members")
+        if self.parallel != "node" and any(each.link or each.outages for each in self.members):
+            raise ValueError("parallel: node, where members have links or outages")
+        return self
+
+    @property
+    def machines(self) -> int:
+        """Machines that have a price."""
+        return self.nodes if self.parallel is None else len(self.members)
 
 
 class TargetConfig(Options):
@@ -199,6 +250,8 @@ class Scenario(Options):
     Attributes:
         kv_tokens: capacity of the target's cache in tokens.
         requests: of each run.
+        recording: a file of ``cospec bench record``. Requests are then recorded requests in turn; each domain is a
+            domain of the recording, or ``all``.
         pace: repeated speeds of every replica; drafters on their own nodes keep full speed.
     """
 
@@ -208,6 +261,7 @@ class Scenario(Options):
     max_num_seqs: int = Field(default=64, ge=1)
     max_num_batched_tokens: int = Field(default=2048, ge=1)
     kv_tokens: int = Field(default=1_000_000, ge=64)
+    recording: str | None = None
     target: TargetConfig
     drafting: DrafterConfig = DrafterConfig()
     domains: tuple[DomainConfig, ...] = Field(default=(DomainConfig(),), min_length=1, strict=False)
@@ -238,6 +292,9 @@ class Scenario(Options):
         if self.pace and self.target.steps_in_flight > 1:
             raise InvalidInput("target.steps_in_flight", self.target.steps_in_flight, "1 with pace")
         domains = [domain.name for domain in self.domains]
+        drafters = self.drafting, *(each.drafting for each in self.variants if each.drafting is not None)
+        if self.recording is None and any(each.kind == "recorded" for each in drafters):
+            raise InvalidInput("recording", words("missing"), "a file of cospec bench record for recorded drafters")
         for variant in self.variants:
             for name in variant.acceptance:
                 if name not in domains:

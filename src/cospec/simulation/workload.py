@@ -6,13 +6,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 from cospec.errors import InvalidInput
 from cospec.simulation.arrivals import Trace, by_rate
+from cospec.simulation.recording import read_recording
 from cospec.simulation.scenario import ArrivalConfig, DomainConfig, LengthConfig, Scenario
+
+FILLER = 1  # every token of a request without a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +25,19 @@ class SimulatedRequest:
 
     Attributes:
         due: arrival in seconds; None if the request arrives when another has ended.
+        prompt, output: tokens; ``FILLER`` without a recording.
         difficulty: one number from 0 to 1 per output token: a drafter of acceptance α is correct if the number is below
             α. All variants get the same requests with the same difficulties.
+        recorded: the number of the request in the recording.
     """
 
     number: int
     domain: DomainConfig
     due: float | None
-    prompt: int
-    output: int
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
     difficulty: list[float]
+    recorded: int | None = None
 
 
 def simulated_requests(scenario: Scenario, load: float, folder: Path) -> Iterator[SimulatedRequest]:
@@ -44,8 +51,16 @@ def simulated_requests(scenario: Scenario, load: float, folder: Path) -> Iterato
     weights = np.array([domain.weight for domain in scenario.domains])
     kinds = generator.choice(len(weights), size=scenario.requests, p=weights / weights.sum())
     traces = [_trace(domain, folder) for domain in scenario.domains]
+    recording = None if scenario.recording is None else read_recording(folder / scenario.recording)
+    turns = [cycle(recording.of_domain(each.name) if recording else ()) for each in scenario.domains]
     for number, kind in enumerate(kinds.tolist()):
-        domain, known = scenario.domains[kind], traces[kind]
+        domain, known, moment = scenario.domains[kind], traces[kind], times[number] if times else None
+        if recording is not None:
+            place = next(turns[kind])
+            one = recording.requests[place]
+            difficulty = generator.random(len(one.output)).tolist()
+            yield SimulatedRequest(number, domain, moment, one.prompt, one.output, difficulty, place)
+            continue
         prompt, output = _draw(domain.prompt, generator), _draw(domain.output, generator)
         if known:
             right = known[number % len(known)]
@@ -53,7 +68,7 @@ def simulated_requests(scenario: Scenario, load: float, folder: Path) -> Iterato
             difficulty = [0.0 if each else 1.0 for each in right]
         else:
             difficulty = generator.random(output).tolist()
-        yield SimulatedRequest(number, domain, times[number] if times else None, prompt, output, difficulty)
+        yield SimulatedRequest(number, domain, moment, (FILLER,) * prompt, (FILLER,) * output, difficulty)
 
 
 def due(coming: ArrivalConfig, count: int, load: float, seed: int, folder: Path) -> list[float]:

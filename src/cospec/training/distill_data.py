@@ -9,11 +9,13 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from cospec.training.answers import AnswerWriter, read_questions
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.export import save_model
 from cospec.training.generate import PromptSampler, Writer, WritingPlan, engine_writer, write_stream
@@ -76,12 +78,30 @@ class DistillData:
         windows = self.corpus.windows(mixture, count, length, (distill_options.seed, 1))
         mark = fingerprint(target)
         if options.written_tokens:
-            prompts = PromptSampler.build(self.corpus.train, mixture, self.tokenizer)
-            plan = WritingPlan(options.written_tokens, options.temperatures, distill_options.seed)
-            stream = write_stream(self.writer, prompts, folder / f"written-{mark}", plan)
-            windows = np.concatenate([windows, _slices(stream, length)])
+            written = _slices(self._written(distill_options, folder, mark), length)
+            windows = np.concatenate([windows, written])
         teacher_cache = read(target, windows, folder / f"read-{mark}")
         return DistillBatches(teacher_cache, (count, len(windows) - count), distill_options)
+
+    def _written(self, distill_options: DistillOptions, folder: Path, mark: str) -> np.ndarray:
+        """Return the target's text; the share of a domain with an answer rule has right answers only."""
+        options, seed, mixture = distill_options.options, distill_options.seed, dict(distill_options.mixture)
+        rule, streams = options.answers, list[np.ndarray]()
+        left = options.written_tokens
+        if rule is not None:  # text of another rule is not read again
+            mark += f"-{crc32(rule.model_dump_json().encode()):08x}"
+        if rule is not None and mixture.get(rule.domain, 0) > 0:
+            share = mixture.pop(rule.domain) / sum(distill_options.mixture.values())
+            plan = WritingPlan(round(left * share), options.temperatures, seed)
+            questions = read_questions(self.corpus.train[rule.domain], self.tokenizer, rule)
+            answers = AnswerWriter(self.writer, self.tokenizer, rule, folder / f"answers-{mark}")
+            streams.append(answers.write(questions, plan))
+            left -= plan.tokens
+        if any(mixture.values()):
+            prompts = PromptSampler.build(self.corpus.train, mixture, self.tokenizer)
+            plan = WritingPlan(left, options.temperatures, seed)
+            streams.append(write_stream(self.writer, prompts, folder / f"written-{mark}", plan))
+        return np.concatenate(streams)
 
 
 def draw_batches(step: int, rows: int, share: float, pools: tuple[int, int], seed: int) -> np.ndarray:
@@ -97,6 +117,8 @@ def draw_batches(step: int, rows: int, share: float, pools: tuple[int, int], see
 
 
 def _slices(stream: np.ndarray, length: int) -> np.ndarray:
-    """Split a stream into consecutive windows ``[N, length + 1]``."""
-    count = (len(stream) - 1) // length
+    """Split a stream into consecutive windows ``[N, length + 1]``; none of a shorter stream."""
+    count = max(0, (len(stream) - 1) // length)
+    if not count:
+        return np.zeros((0, length + 1), np.int64)
     return np.stack([stream[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)

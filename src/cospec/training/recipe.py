@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cospec.errors import InvalidInput, words
 from cospec.options import Options, parse
@@ -40,6 +41,30 @@ class TrainingSchedule(Options):
         return max(1, self.batch_tokens // self.sequence)
 
 
+class AnswerRule(Options):
+    """How questions and final answers are found in the documents of a domain.
+
+    Attributes:
+        marker: ends the question; the answer follows.
+        pattern: regular expression; the first group of the last match in an answer is the final answer.
+    """
+
+    domain: str = "math"
+    marker: str = Field(default="\nAnswer:", min_length=1)
+    pattern: str = r"(-?\d[\d,]*(?:\.\d+)?)"
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"a regular expression ({error})") from None
+        if groups < 1:
+            raise ValueError("a regular expression with a group")
+        return pattern
+
+
 class Distillation(Options):
     """The training data of a drafter.
 
@@ -50,6 +75,7 @@ class Distillation(Options):
         temperatures: the target generates an equal part at each; 0 is greedy.
         sharpness: factor of the target's logits as training goal; values above 1 emphasise the likeliest token.
         truth: weight of the text's cross-entropy, against the divergence from the target.
+        answers: the generated text of one domain answers its questions, and has right final answers; None: any text.
     """
 
     corpus_tokens: int = Field(default=800_000, gt=0)
@@ -58,6 +84,7 @@ class Distillation(Options):
     temperatures: tuple[float, ...] = (0.0, 1.0)
     sharpness: float = Field(default=1.0, gt=0)
     truth: float = Field(default=0.0, ge=0, le=1)
+    answers: AnswerRule | None = None
 
 
 class HeadsPlan(Options):

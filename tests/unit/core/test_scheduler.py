@@ -10,6 +10,7 @@ import pytest
 
 from cospec.core.scheduler import AGEING_SECONDS, Scheduler, SchedulerLimits
 from cospec.core.types import (
+    BatchState,
     Commit,
     DraftBudget,
     Request,
@@ -270,3 +271,22 @@ def test_rounds_with_drafts_run_one_by_one_where_they_cannot_run_as_one() -> Non
         add(made, sequence("a", 8))
         play(made, made.plan())
         assert made.plan().max_steps == rounds
+
+
+class WaitsForAll(Fixed):
+    """Leaves out every sequence, or all but some."""
+
+    kept: tuple[str, ...] = ()
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        return [DraftBudget(2, 2, wait=one.id not in self.kept) for one in load.ready]
+
+
+def test_a_policy_that_leaves_out_all_sequences_stops_nothing() -> None:
+    policy = WaitsForAll(2)
+    made = Scheduler(BlockPool(64, 4), policy, SchedulerLimits(64, 64, 200))
+    add(made, sequence("a", 3, 4), sequence("b", 3, 4), sequence("c", 3, 4))
+    play(made, made.plan())  # the prompts
+    assert rounds(made, 1) == [{"a": (1, 2)}], "the most urgent sequence runs, with its draft"
+    policy.kept = ("b",)
+    assert rounds(made, 1) == [{"b": (1, 2)}], "a step with a sequence of its own stays as the policy planned"

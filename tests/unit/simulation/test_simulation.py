@@ -187,10 +187,8 @@ def test_the_oracle_is_not_beaten() -> None:
 
 def test_a_handle_works_beside_the_clock() -> None:
     class Half:
-        def seconds(self, contexts: Any, budgets: Any) -> float:
-            return 0.5
-
-        def drafts(self, contexts: Any, budgets: Any) -> list[Any]:
+        def propose(self, contexts: Any, budgets: Any) -> list[Any]:
+            clock.advance(0.5)
             return ["done"]
 
         def commit(self, commits: Any) -> None: ...

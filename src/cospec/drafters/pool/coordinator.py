@@ -10,7 +10,7 @@ from cospec.core.types import Commit, Draft, DraftBudget
 from cospec.drafters.pool.combiners.combine import UNKNOWN, Combiner, CombineTask, DraftCandidates
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
-from cospec.drafters.pool.routing.selection import Routing, RoutingInput
+from cospec.drafters.pool.routing.selection import Routing, RoutingInput, Similarity
 from cospec.drafters.pool.state import (
     NOVELTY_RATE,
     DraftTask,
@@ -31,6 +31,7 @@ class PoolConfig:
         unscored: drafters that cannot score known tokens.
         lockstep: drafters that run in lockstep, token by token.
         allots: drafters draft only as deep as the tree has room for their tokens, see ``allot``.
+        similarity: of two tokens, for a routing that compares; None: such a routing learns which tokens are equal.
     """
 
     names: tuple[str, ...]
@@ -40,6 +41,7 @@ class PoolConfig:
     unscored: frozenset[int] = frozenset()
     lockstep: frozenset[int] = frozenset()
     allots: bool = False
+    similarity: Similarity | None = None
 
     def route(self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]) -> list[float]:
         """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses.
@@ -56,7 +58,8 @@ class PoolConfig:
         record, context = draft_task.record, draft_task.context
         if priced:
             ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
-            choice = RoutingInput(priced, draft_task.most, ready, context.seed, len(context.tokens), self.unscored)
+            base, most = len(context.tokens), draft_task.most
+            choice = RoutingInput(priced, most, ready, context.seed, base, self.unscored, loads)
             chosen += choice.heaviest(inf) if self.allots else self.routing.route(record.weights, choice)
         record.weights.took_part(chosen)
         sum_, shares = total([weights[member] for member in chosen]), [0.0] * len(weights)
@@ -165,13 +168,16 @@ class Coordinator:
     def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
         """Compare every drafter's candidates with the committed tokens; candidates that were not verified count too."""
         views, learns = self.pool_stats.views, self.pool_config.routing.learns
+        similarity = self.pool_config.similarity
         for record, commit in commits:
             weights, candidate_sets, calibrations = record.weights, record.candidate_sets, views[record.greedy]
             record.candidate_sets = {}
             weights.accepted = len(commit.path)
             weights.decay(len(commit.tokens))
-            found = {member: candidates.verify(commit.tokens) for member, candidates in candidate_sets.items()}
-            for member, (hits, seen, _, samples, second_samples) in found.items():
+            found = {
+                member: candidates.verify(commit.tokens, similarity) for member, candidates in candidate_sets.items()
+            }
+            for member, (hits, seen, _, samples, second_samples, _) in found.items():
                 weights.count(member, hits, seen)
                 calibrations[0][member].learn(samples)
                 if second_samples:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cospec.core.interfaces import Clock
@@ -57,6 +57,7 @@ class Member:
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
     notices: list[Future[Any]] = field(default_factory=list)  # commits and frees of an asynchronous drafter
+    scoring: list[Future[Any]] = field(default_factory=list)  # scores that an asynchronous drafter was asked for
 
     @classmethod
     def of(cls, name: str, drafter: Drafter, clock: Clock, lockstep: bool, deadline: float | None = None) -> Member:
@@ -113,6 +114,22 @@ class Member:
             return {}
         scores: dict[str, TokenScores] = self.call({}, self._state.score_known_tokens, contexts)
         return scores
+
+    def start_scoring(self, contexts: Sequence[DraftContext]) -> None:
+        """Request scores asynchronously; the drafter reads the tokens while the target works."""
+        executor = self.drafter.executor
+        if executor is None or not self.scores_known_tokens:
+            return
+        copies = [replace(context, tokens=list(context.tokens)) for context in contexts]  # the lists grow meanwhile
+        future: Future[Any] | None = self.call(None, executor.submit, "score_known_tokens", copies)
+        if future is not None:
+            self.scoring.append(future)
+
+    def collect_scores(self) -> list[dict[str, TokenScores]]:
+        """Return the scores that have arrived; never waits."""
+        done = [future for future in self.scoring if future.done()]
+        self.scoring = [future for future in self.scoring if future not in done]
+        return [self._guarded({}, future.result, 0) for future in done]
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""

@@ -28,7 +28,8 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.selection import Routing
+from cospec.drafters.pool.routing.embeddings import OutputEmbeddings
+from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
 from cospec.options import parse
@@ -45,12 +46,14 @@ class PoolContext:
         vocab_size: of the target.
         at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
         native: whether lockstep drafting may be one native call.
+        similarity: of two tokens, for a routing that compares.
     """
 
     vocab_size: int
     clock: Clock = time.monotonic
     at_most: int | None = None
     native: bool = True
+    similarity: Similarity | None = None
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class PoolDrafter(Drafter):
             ),
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
+            setting.similarity if routing.compares else None,
         )
         self.coordinator = Coordinator(pool_config, self.pool_stats)
 
@@ -128,14 +132,22 @@ class PoolDrafter(Drafter):
                 raise
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        vocab_size, native = build_context.target.vocab_size, build_context.native
-        return cls(members, combiner, routing, PoolContext(vocab_size, clock, options.at_most, native))
+        embeddings = OutputEmbeddings.find(build_context.target_path) if routing.compares else None
+        context = PoolContext(
+            build_context.target.vocab_size,
+            clock,
+            options.at_most,
+            build_context.native,
+            None if embeddings is None else embeddings.similarity,
+        )
+        return cls(members, combiner, routing, context)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
+        self._read_scores()
         draft_tasks, due = self._select_tasks(contexts, budgets)
         if due:
             self._score_known_tokens(due)
@@ -250,10 +262,23 @@ class PoolDrafter(Drafter):
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
     def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
-        """Let drafters score known tokens, where they can."""
-        found = [{} if not member.present else member.score_known_tokens(due) for member in self.members]
+        """Let drafters score known tokens, where they can; scores of asynchronous drafters count when they arrive."""
+        for member in self.members:
+            if member.later and member.present:
+                member.start_scoring(due)
+        local = [member.present and not member.later for member in self.members]
+        found = [member.score_known_tokens(due) if on else {} for on, member in zip(local, self.members, strict=True)]
         for context in due:
             self.records[context.id].weights.score_known_tokens([own.get(context.id) for own in found])
+
+    def _read_scores(self) -> None:
+        """Read the scores that asynchronous drafters have sent since the latest step."""
+        for number, member in enumerate(self.members):
+            for scores in member.collect_scores() if member.scoring else ():
+                for id, own in scores.items():
+                    if id in self.records:
+                        known = [own if place == number else None for place in range(len(self.members))]
+                        self.records[id].weights.score_known_tokens(known)
 
     def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
         """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.

@@ -370,3 +370,13 @@ def test_weights_are_in_the_metrics() -> None:
     text = "".join(str(family) for family in families(asdict(engine.metrics()), "m"))
     assert "cospec:drafter_weight" in text
     assert toy_engine(target(), None).metrics().drafter_weights == {}
+
+
+def test_a_drafter_with_another_vocabulary_scores_nothing_and_is_tried() -> None:
+    pool, contexts = pool_of(toy_drafters(3, ("first", "foreign")), "vote", "hedge", 3), [context([1, 2, 1, 2])]
+    idle = []
+    for _ in range(3):
+        pool.propose(contexts, [DraftBudget(2, 2, drafters=1)])
+        idle.append(pool.records[contexts[0].id].weights.idle[1])
+    looked = pool.records[contexts[0].id].weights.looked
+    assert idle == [0, 1, 2] and looked[0] > 0 == looked[1]

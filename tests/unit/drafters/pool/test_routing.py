@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftBudget, DraftContext
+from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
+from cospec.drafters.pool.combiners.combine import Candidate, DraftCandidates, StepCandidates
 from cospec.drafters.pool.combiners.union import Union
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
+from cospec.drafters.pool.routing.embeddings import OutputEmbeddings
 from cospec.drafters.pool.routing.explore import Explore, ExploreOptions
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
@@ -158,6 +163,53 @@ def test_explore_scores_follow_equation_2_within_its_bounds(epsilon: float) -> N
     assert made.scores[1] == pytest.approx(
         0.9 * epsilon / (0.9 * epsilon + 0.1 * (1 - epsilon)) if epsilon < 0.1 else 0.5, abs=1e-3
     )
+
+
+def test_explore_learns_from_similar_tokens() -> None:
+    explore, plain, similar = Explore(ExploreOptions(rate=1.0)), DrafterWeights(1), DrafterWeights(1)
+    for made, similarities in ((plain, ()), (similar, (1.0, 0.8))):
+        explore.learn(made, {0: Feedback(1, 2, 2, [(0.7, 1.0), (0.7, 0.0)], similarities=similarities)})
+
+    def agreement(c: float, d: float) -> float:
+        return c * d / (c * d + (1 - c) * (1 - d))
+
+    assert plain.scores[0] == pytest.approx((agreement(0.7, 0.95) + agreement(0.7, 0.05)) / 2)
+    assert similar.scores[0] == pytest.approx((agreement(0.7, 0.95) + agreement(0.7, 0.8)) / 2)
+    assert Explore().compares and not Explore(ExploreOptions(embeddings=False)).compares
+
+
+def test_a_busy_drafter_has_a_lower_score() -> None:
+    made = observed((0.5, 0.5, 0.5))
+    made.scores[:] = [0.1, 0.9, 0.8]
+    best = Explore(ExploreOptions(alpha=1, beta=1))
+    given = choice([1 / 3] * 3, count=1)
+    assert best.route(made, given) == [1] and best.route(made, given._replace(loads=[0.0, 2.0, 1.0])) == [2]
+
+
+def test_candidates_are_compared_up_to_the_first_mistake() -> None:
+    def similarity(one: int, other: int) -> float:
+        return 1.0 if one == other else one / 10
+
+    chain = Draft("r", 1, (5, 6, 7), (-1, 0, 1), ("a",) * 3)
+    assert DraftCandidates(chain).verify([5, 8, 9], similarity).similarities == [1.0, 0.6]
+    tree = Draft("r", 1, (5, 4, 3), (-1, -1, 0), ("a",) * 3)
+    assert DraftCandidates(tree).verify([5, 9], similarity).similarities == [1.0, 0.4, 0.3]
+    led = StepCandidates([5, 6], [Candidate(5, 0.5), Candidate(2, 0.5), Candidate(1, 0.5)])
+    assert led.verify([5, 9], similarity).similarities == [1.0, 0.2]
+    drawn = StepCandidates([5], [Candidate(-1, 0.5, np.full(9, 1 / 9))])
+    assert drawn.verify([5], similarity).similarities == () == DraftCandidates(chain).verify([5]).similarities
+
+
+def test_similarity_is_the_cosine_of_the_output_embeddings(tmp_path: Path) -> None:
+    head, other = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(6, 4)
+    save_file({"model.embed_tokens.weight": other, "lm_head.weight": head.bfloat16()}, tmp_path / "model.safetensors")
+    found = OutputEmbeddings.find(tmp_path)
+    assert found is not None
+    wanted = torch.nn.functional.cosine_similarity(head[:, None], head[None], dim=-1).clamp_min(0)
+    assert [[found.similarity(a, b) for b in range(6)] for a in range(6)] == [
+        pytest.approx(row, abs=0.02) for row in wanted.tolist()
+    ]
+    assert OutputEmbeddings.find(None) is None and OutputEmbeddings.find(tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize("name", ROUTINGS)

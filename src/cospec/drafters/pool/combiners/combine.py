@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, NamedTuple, Protocol
 
 from cospec.core.rng import Floats, StreamKind
@@ -12,7 +13,7 @@ from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.selection import Feedback
+from cospec.drafters.pool.routing.selection import Feedback, Similarity
 
 UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
 
@@ -27,8 +28,8 @@ class ConfidenceCalibration(Protocol):
 class CandidateSet(Protocol):
     """One drafter's candidates for one sequence in one step, kept until the tokens are known."""
 
-    def verify(self, committed: Sequence[int]) -> Feedback:
-        """Compare the candidates with the committed tokens."""
+    def verify(self, committed: Sequence[int], similarity: Similarity | None = None) -> Feedback:
+        """Compare the candidates with the committed tokens, and by ``similarity`` where the routing compares."""
 
 
 @dataclass(slots=True)
@@ -94,16 +95,17 @@ class DraftCandidates:
 
     draft: Draft
 
-    def verify(self, committed: Sequence[int]) -> Feedback:
+    def verify(self, committed: Sequence[int], similarity: Similarity | None = None) -> Feedback:
         """Verify every node whose parent was committed; a position is right if any of its nodes is right."""
         draft, node, hits, seen = self.draft, -1, 0, 0
         if draft.parents == chain(len(draft.tokens)):
-            return self._verify_chain(committed)
+            return self._verify_chain(committed, similarity)
         children_of: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
             children_of.setdefault(parent, []).append(child)
         raw = self._raw()
         samples: list[CalibrationSample] = []
+        pairs: list[tuple[int, int]] = []
         for token in committed:
             if node not in children_of:
                 break
@@ -112,22 +114,24 @@ class DraftCandidates:
             for child in children_of[node]:
                 same = draft.tokens[child] == token
                 samples.append((raw[child], float(same)))
+                pairs.append((draft.tokens[child], token))
                 if same and right is None:
                     right = child
             if right is None:
                 break
             node = right
             hits += 1
-        return Feedback(hits, seen, draft.depth, samples)
+        return Feedback(hits, seen, draft.depth, samples, similarities=_similarities(pairs, similarity))
 
-    def _verify_chain(self, committed: Sequence[int]) -> Feedback:
-        tokens, samples = self.draft.tokens, list[CalibrationSample]()
+    def _verify_chain(self, committed: Sequence[int], similarity: Similarity | None) -> Feedback:
+        tokens, samples, wrong = self.draft.tokens, list[CalibrationSample](), 0
         for confidence, token, right in zip(self._raw(), tokens, committed, strict=False):
+            samples.append((confidence, float(token == right)))
             if token != right:
-                samples.append((confidence, 0.0))
-                return Feedback(len(samples) - 1, len(samples), len(tokens), samples)
-            samples.append((confidence, 1.0))
-        return Feedback(len(samples), len(samples), len(tokens), samples)
+                wrong = 1
+                break
+        found = _similarities(islice(zip(tokens, committed, strict=False), len(samples)), similarity)
+        return Feedback(len(samples) - wrong, len(samples), len(tokens), samples, similarities=found)
 
     def _raw(self) -> list[float]:
         draft = self.draft
@@ -170,7 +174,7 @@ class StepCandidates:
     path: Sequence[int]
     candidates: list[Candidate] = field(default_factory=list)
 
-    def verify(self, committed: Sequence[int]) -> Feedback:
+    def verify(self, committed: Sequence[int], similarity: Similarity | None = None) -> Feedback:
         """Verify the candidates up to the first committed token that differs from the path."""
         samples, second_samples, hits = list[CalibrationSample](), list[CalibrationSample](), 0.0
         for place, (candidate, right) in enumerate(zip(self.candidates, committed, strict=False)):
@@ -181,7 +185,15 @@ class StepCandidates:
                 second_samples.append((second[1], float(second[0] == right)))
             if place >= len(self.path) or self.path[place] != right:
                 break
-        return Feedback(hits, len(samples), len(self.candidates), samples, tuple(second_samples))
+        found: Sequence[float] = ()
+        if similarity is not None and all([each.token >= 0 for each in self.candidates]):  # else they are distributions
+            tokens = [each.token for each in self.candidates]
+            found = _similarities(islice(zip(tokens, committed, strict=False), len(samples)), similarity)
+        return Feedback(hits, len(samples), len(self.candidates), samples, tuple(second_samples), found)
+
+
+def _similarities(pairs: Iterable[tuple[int, int]], similarity: Similarity | None) -> Sequence[float]:
+    return () if similarity is None else [similarity(token, right) for token, right in pairs]
 
 
 def confidence_of(draft: Draft, node: int) -> float:

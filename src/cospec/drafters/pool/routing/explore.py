@@ -3,8 +3,8 @@
 Each request has a score per drafter (the routing vector M_r). After a good step (at least tau accepted tokens) the
 best drafters are chosen with probability beta, otherwise with the smaller probability alpha; in the other cases random
 drafters are chosen. The paper has alpha > beta, which exploits most where exploration is needed. Eq. 2 is undefined at
-0 and 1, so confidence c and accuracy d are clipped. d compares tokens, not embeddings, because drafters need not share
-the target's embedding: d is 1 for the committed token, else 0.
+0 and 1, so confidence c and accuracy d are clipped. d is the cosine of the target's output embeddings of the drafted
+and the committed token, at least 0. Where the target has no such weights, d is 1 for the committed token, else 0.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class ExploreOptions(Options):
         tau: accepted tokens of a good step.
         epsilon: minimum distance of similarity and confidence from 0 and 1.
         rate: step size of a score, per step.
+        embeddings: compare embeddings, where there are some; otherwise tokens.
     """
 
     alpha: float = Field(default=0.3, ge=0, le=1, strict=False)
@@ -35,6 +36,7 @@ class ExploreOptions(Options):
     tau: int = Field(default=2, ge=0)
     epsilon: float = Field(default=0.05, gt=0, lt=0.5)
     rate: float = Field(default=0.3, gt=0, le=1, strict=False)
+    embeddings: bool = True
 
 
 class Explore(Routing):
@@ -48,6 +50,7 @@ class Explore(Routing):
 
     def __init__(self, options: ExploreOptions | None = None) -> None:
         self._options = options or ExploreOptions()
+        self.compares = self._options.embeddings
 
     @classmethod
     def build(cls, options: ExploreOptions) -> Explore:
@@ -55,13 +58,14 @@ class Explore(Routing):
         return cls(options)
 
     def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
-        """Return the best or random drafters, by random numbers of this step."""
+        """Return the best or random drafters, by random numbers of this step; load lowers a score (section 4.2)."""
         count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
         uniforms = choice.uniforms(1 + count)
         options = self._options
         if uniforms[0] < (options.beta if weights.accepted >= options.tau else options.alpha):
-            return sorted(choice.able, key=lambda member: -weights.scores[member])[:count]
+            loads = choice.loads or [0.0] * len(weights.scores)
+            return sorted(choice.able, key=lambda member: -weights.scores[member] / (1.0 + loads[member]))[:count]
         left, chosen = list(choice.able), []
         for uniform in uniforms[1:]:
             place = next((n for n in range(len(left) - 1) if uniform < (n + 1) / len(left)), len(left) - 1)
@@ -74,7 +78,9 @@ class Explore(Routing):
         for member, part in parts.items():
             if part.samples:
                 wrong = max(0, part.proposed - len(part.samples)) * _agreement(0.5, 0.0, options.epsilon)
-                right = total(_agreement(confidence, value, options.epsilon) for confidence, value in part.samples)
+                accuracies = part.similarities or [value for _, value in part.samples]
+                pairs = zip(part.samples, accuracies, strict=True)
+                right = total(_agreement(sample[0], accuracy, options.epsilon) for sample, accuracy in pairs)
                 mean = (right + wrong) / max(part.proposed, len(part.samples))
                 weights.scores[member] += options.rate * (mean - weights.scores[member])
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.options import Options as PluginOptions
+
+Similarity = Callable[[int, int], float]  # of two tokens, 0 to 1
 
 
 class RoutingInput(NamedTuple):
@@ -20,6 +22,7 @@ class RoutingInput(NamedTuple):
         most: maximum number to choose, as the policy says; None leaves the number to the routing.
         weights: ``[M]``, of the request, see ``DrafterWeights.weights``.
         unscored: drafters of ``able`` that cannot score known tokens.
+        loads: ``[M]``, see ``Executor.load``; empty for none.
         seed, base: the sequence's seed, and its number of committed tokens.
     """
 
@@ -29,6 +32,7 @@ class RoutingInput(NamedTuple):
     seed: int
     base: int
     unscored: frozenset[int] = frozenset()
+    loads: Sequence[float] = ()
 
     def uniforms(self, count: int) -> Floats:
         """Return ``count`` uniform numbers that only this choice uses."""
@@ -56,6 +60,7 @@ class Feedback(NamedTuple):
         proposed: positions with a candidate.
         samples: calibration samples of verified candidates.
         second_samples: calibration samples of second choices.
+        similarities: of each verified candidate to the committed token, 0 to 1; empty where nothing compares.
     """
 
     hits: float
@@ -63,6 +68,7 @@ class Feedback(NamedTuple):
     proposed: int
     samples: Sequence[CalibrationSample]
     second_samples: Sequence[CalibrationSample] = ()
+    similarities: Sequence[float] = ()
 
 
 class RoutingOptions(PluginOptions):
@@ -70,8 +76,13 @@ class RoutingOptions(PluginOptions):
 
 
 class Routing(ABC):
-    """Chooses drafters; learned values of a request are in its ``DrafterWeights``."""
+    """Chooses drafters; learned values of a request are in its ``DrafterWeights``.
 
+    Attributes:
+        compares: learns how similar a wrong token is to the committed token, where the target has embeddings.
+    """
+
+    compares: bool = False
     Options: ClassVar[type[PluginOptions]] = RoutingOptions
     name: ClassVar[str]
     scores_known_tokens: ClassVar[bool]  # whether drafters score known tokens

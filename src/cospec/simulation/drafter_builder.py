@@ -1,0 +1,116 @@
+"""From a scenario's drafter to the drafter of a simulated engine; pools have the engine's own routing and combiners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import structs
+
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.pool.members import Member
+from cospec.drafters.pool.options import Named, check_distributions
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
+from cospec.options import parse
+from cospec.registry import COMBINERS, ROUTINGS
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.messages import DrafterInfo
+from cospec.simulation.clock import SimulatedExecutor, VirtualClock
+from cospec.simulation.recorded_drafter import RecordedDrafter, RecordedMember
+from cospec.simulation.recording import Recording
+from cospec.simulation.scenario import DrafterConfig, MemberConfig
+from cospec.simulation.simulated_drafter import Rates, SimulatedDrafter
+from cospec.simulation.workload import SimulatedRequest
+
+LOOKUP = "ngram"
+
+
+class Worker(Protocol):
+    """A drafter that takes simulated time.
+
+    Attributes:
+        busy: seconds of proposals.
+    """
+
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSetting:
+    """What simulated drafters read.
+
+    Attributes:
+        requests: the requests of the engine, by id.
+        rates: α by domain, for drafters that are not recorded.
+        folder: of the scenario, the base of relative paths.
+    """
+
+    clock: VirtualClock
+    requests: Mapping[str, SimulatedRequest]
+    rates: Mapping[str, Rates]
+    folder: Path
+    recording: Recording | None
+
+
+class MemberExecutor(SimulatedExecutor):
+    """The executor of a pool's member in a process or on a node of its own.
+
+    Attributes:
+        info: the declared attributes of the drafter, as far as its place keeps them.
+    """
+
+    def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock, place: str) -> None:
+        outages = [(each.at, each.at + each.seconds) for each in member.outages]
+        super().__init__(drafter, clock, 1, member.link, outages)
+        scores = drafter.scores_known_tokens and place == "process"
+        self.info = structs.replace(DrafterInfo.of(drafter), scores_known_tokens=scores)
+
+
+def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[Worker]]:
+    """Return a drafter, and all parts that take time.
+
+    Raises:
+        InvalidInput: a member, a combiner or a routing does not exist, or an option is wrong.
+    """
+    if drafting.kind != "recorded":
+        cost = drafting.cost.built(setting.folder)
+        simulated = SimulatedDrafter(drafting, cost, setting.clock, setting.rates, setting.requests)
+        return simulated, [simulated]
+    drafters, workers = list[Named](), list[Worker]()
+    for member in drafting.members:
+        drafter: Drafter = NgramDrafter()
+        if member.name != LOOKUP:
+            recorded = _recorded(drafting, member, setting)
+            drafter, workers = recorded, [*workers, recorded]
+        if drafting.parallel is not None and not drafter.capabilities.costless:
+            drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock, drafting.parallel))
+        drafters.append(Named(member.name, drafter))
+    if drafting.combiner is None:
+        return drafters[0].drafter, workers
+    return _pool(drafting, drafters, setting), workers
+
+
+def _recorded(drafting: DrafterConfig, member: MemberConfig, setting: DrafterSetting) -> RecordedDrafter:
+    assert setting.recording is not None, "the scenario was checked"
+    cost = (member.cost or drafting.cost).built(setting.folder)
+    return RecordedDrafter(
+        RecordedMember(setting.recording, member.name, setting.requests), member.name, cost, setting.clock
+    )
+
+
+def _pool(drafting: DrafterConfig, drafters: Sequence[Named], setting: DrafterSetting) -> PoolDrafter:
+    assert setting.recording is not None and drafting.combiner is not None, "the scenario was checked"
+    COMBINERS.check(drafting.combiner, field="combiner")
+    ROUTINGS.check(drafting.routing, field="routing")
+    combiner, chosen = COMBINERS.load(drafting.combiner)(), ROUTINGS.load(drafting.routing)
+    if StreamKind.DRAFT in combiner.stream_kinds:
+        check_distributions(list(drafters), combiner.name)
+    routing = chosen.build(parse(chosen.Options, drafting.routing_options, "drafting.routing_options."))
+    clock = setting.clock
+    members = [Member.of(each.name, each.drafter, clock, combiner.steps, drafting.deadline) for each in drafters]
+    context = PoolContext(setting.recording.vocab_size, clock, drafting.at_most, native=False)
+    return PoolDrafter(members, combiner, routing, context)

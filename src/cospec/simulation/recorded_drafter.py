@@ -1,0 +1,196 @@
+"""A drafter of a recording: proposes what the real drafter proposed, and takes the time of its passes.
+
+Chains are replayed exactly: they follow committed tokens alone. A drafter that is led token by token follows a path.
+While the path is right, the recorded first choices along the output are exact, with their second choices. After a wrong
+token, which is never accepted, the candidates are those of the drafter's own chain. Widths of trees are not replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cospec.core.interfaces import Model
+from cospec.core.model_io import TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, TokenScores
+from cospec.drafters.interfaces import StartLogits
+from cospec.drafters.prompt_scoring import LOOKBACK
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.simulation.clock import VirtualClock
+from cospec.simulation.recording import RecordedRequest, Recording
+from cospec.simulation.simulated_drafter import DraftPasses
+from cospec.simulation.workload import SimulatedRequest
+
+LEAST = 1e-12  # probability of a token that no drafter chooses
+
+
+class Choice(NamedTuple):
+    """A drafter's likeliest token with its probability, and its second choice where the second choice is known."""
+
+    token: int
+    chance: float
+    second: int | None = None
+    second_chance: float = 0.0
+
+
+class RecordedMember:
+    """One drafter of a recording, and the requests of an engine."""
+
+    def __init__(self, recording: Recording, name: str, requests: Mapping[str, SimulatedRequest]) -> None:
+        self.recording, self._member, self._requests = recording, recording.member(name), requests
+
+    def request(self, id: str) -> RecordedRequest:
+        """Return the recorded request of a sequence."""
+        number = self._requests[id].recorded
+        assert number is not None, "a scenario with a recording has recorded requests"
+        return self.recording.requests[number]
+
+    def chain(self, id: str, place: int) -> tuple[list[int], list[float]]:
+        """Return the chain after ``place`` output tokens, and its confidences; empty after the end of the output."""
+        request = self.request(id)
+        if place >= len(request.output):
+            return [], []
+        row = request.first + place
+        tokens, confidence = self.recording.tokens[self._member, row], self.recording.confidence[self._member, row]
+        return tokens.tolist(), confidence.tolist()
+
+    def choice(self, id: str, place: int, path: Sequence[int]) -> Choice:
+        """Return the choice after ``place`` output tokens and a path of draft tokens."""
+        output = self.request(id).output[place : place + len(path)]
+        wrong = next((n for n, (token, right) in enumerate(zip(path, output, strict=False)) if token != right), None)
+        right = len(output) if wrong is None else wrong
+        tokens, confidence = self.chain(id, place + right)
+        ahead = len(path) - right
+        if ahead >= len(tokens):
+            return Choice(0, LEAST)
+        if ahead:
+            return Choice(tokens[ahead], confidence[ahead])
+        row, recording = self.request(id).first + place + right, self.recording
+        second, chance = recording.second[self._member, row], recording.second_confidence[self._member, row]
+        return Choice(tokens[0], confidence[0], int(second), float(chance))
+
+    def scores(self, id: str, first: int, end: int) -> TokenScores:
+        """Return the probability of the known tokens ``first`` to ``end``."""
+        start = self.request(id).start
+        chances = self.recording.known[self._member, start + first : start + end]
+        return TokenScores(float(chances.sum()), end - first)
+
+
+class RecordedDrafter(Drafter):
+    """Whole drafts of one recorded drafter.
+
+    Attributes:
+        busy: seconds of proposals, those of steppers included.
+    """
+
+    samples = True
+    reads_states = False
+    drafts_ahead = True
+    learns = False
+    scores_known_tokens = True
+    capabilities = DrafterCapabilities(chains=True)
+
+    def __init__(self, member: RecordedMember, name: str, cost: ForwardLatency, clock: VirtualClock) -> None:
+        self.name, self.busy = name, 0.0
+        self._member, self._clock, self._passes = member, clock, DraftPasses(cost)
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """Return the recorded chain of each context, at most as long as recorded chains are."""
+        self.spend(self._passes.chains(contexts, [budget.depth for budget in budgets]))
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            tokens, confidence = self._member.chain(context.id, len(context.tokens) - context.prompt_len)
+            n = min(len(tokens), budget.depth, budget.max_nodes)
+            known = np.array(confidence[:n]) if budget.confident else None
+            parents, names = tuple(range(-1, n - 1)), (self.name,) * n
+            drafts.append(Draft(context.id, len(context.tokens), tuple(tokens[:n]), parents, names, None, known))
+        return [draft for draft in drafts if draft.tokens]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Do nothing: the next proposal reads committed tokens."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences."""
+        for id in ids:
+            self._passes.fed.pop(id, None)
+
+    def spend(self, seconds: float) -> None:
+        """Advance the clock by the drafter's work."""
+        self.busy += self._clock.advance(seconds)
+
+    def stepper(self) -> RecordedStepper:
+        """Return the stepwise interface."""
+        return RecordedStepper(self, self._member, self._passes)
+
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """Return the recorded scores of the latest known tokens, see ``drafters.prompt_scoring``."""
+        self.spend(self._passes.read(contexts, LOOKBACK + 1))
+        return {
+            each.id: self._member.scores(each.id, max(1, len(each.tokens) - LOOKBACK), len(each.tokens))
+            for each in contexts
+        }
+
+
+class RecordedStepper:
+    """Drafts token by token: rows of logits with the recorded first and second choice."""
+
+    def __init__(self, drafter: RecordedDrafter, member: RecordedMember, passes: DraftPasses) -> None:
+        self._drafter, self._member, self._passes = drafter, member, passes
+        self._paths: dict[str, tuple[int, list[int]]] = {}  # output tokens and path, by sequence
+        self._context = 0.0  # mean tokens of the opened sequences
+
+    @property
+    def model(self) -> Model:
+        """Never read: a simulated pool makes no native calls."""
+        raise NotImplementedError
+
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
+        """See ``StepwiseDrafter``."""
+        self._drafter.spend(self._passes.read(contexts))
+        self._context = sum(len(context.tokens) for context in contexts) / len(contexts)
+        self._paths = {each.id: (len(each.tokens) - each.prompt_len, []) for each in contexts}
+        return StartLogits(tuple(self._paths), self._rows(tuple(self._paths)))
+
+    def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
+        """See ``StepwiseDrafter``."""
+        self._drafter.spend(self._passes.cost.each(self._context * len(ids), len(ids)))
+        for id, token in zip(ids, tokens, strict=True):
+            self._paths[id][1].append(token)
+        return self._rows(ids)
+
+    def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
+        """Never called: there is no batch without a model."""
+        raise NotImplementedError
+
+    def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
+        """Never called."""
+        raise NotImplementedError
+
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """See ``StepwiseDrafter``."""
+        return self._drafter.score_known_tokens(contexts)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Do nothing: the next ``open`` reads committed tokens."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences."""
+        self._drafter.free(ids)
+
+    def _rows(self, ids: Sequence[str]) -> Tensor:
+        """Return the log-probabilities ``[len(ids), V]``; the tokens that are not recorded share the rest."""
+        size = self._member.recording.vocab_size
+        rows = np.empty((len(ids), size))
+        for row, id in zip(rows, ids, strict=True):
+            token, chance, second, second_chance = self._member.choice(id, *self._paths[id])
+            rest = (1.0 - chance - second_chance) / max(1, size - (1 if second is None else 2))
+            row[:] = max(LEAST, rest if second is None else min(rest, second_chance))
+            row[token] = chance
+            if second is not None:
+                row[second] = second_chance
+        return torch.from_numpy(np.log(np.maximum(rows, LEAST)).astype(np.float32))

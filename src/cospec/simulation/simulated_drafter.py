@@ -1,0 +1,142 @@
+"""Simulated drafters: the time of a model's passes, and a drafter that is right with a given probability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.simulation.clock import VirtualClock
+from cospec.simulation.scenario import DrafterConfig
+from cospec.simulation.workload import SimulatedRequest
+
+WRONG = -1  # a token that no output has
+CAPABILITIES = {
+    "model": DrafterCapabilities(),
+    "heads": DrafterCapabilities(single_pass=True, trees=True),
+    "lookup": DrafterCapabilities(costless=True),
+}
+Rates = float | Sequence[float]
+
+
+class DraftPasses:
+    """The seconds of a small model's passes.
+
+    Attributes:
+        fed: tokens that the model has read, by sequence.
+    """
+
+    def __init__(self, cost: ForwardLatency) -> None:
+        self.cost = cost
+        self.fed: dict[str, int] = {}
+
+    def read(self, contexts: Sequence[DraftContext], again: int = 0) -> float:
+        """Return the seconds of one pass over the new tokens, and over at least ``again`` tokens of each sequence."""
+        fed = [min(self.fed.get(each.id, 0), max(0, len(each.tokens) - again)) for each in contexts]
+        for each in contexts:
+            self.fed[each.id] = each.committed_len
+        new = sum(len(each.tokens) for each in contexts) - sum(fed)
+        return self.cost.seconds(sum(fed), new, len(contexts))
+
+    def chains(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> float:
+        """Return the seconds of one pass over new tokens, and of one pass per further token of the longest drafts."""
+        context, ordered = sum(len(each.tokens) for each in contexts), sorted(depths)
+        total = self.read(contexts)
+        for step in range(1, ordered[-1]):
+            active = sum(depth > step for depth in ordered)
+            total += self.cost.each(context * active / len(ordered), active)
+        return total
+
+
+class SimulatedDrafter(Drafter):
+    """Drafts correct tokens according to the difficulty of its requests.
+
+    Args:
+        rates: α by domain: one number, or one number per draft position.
+        requests: the requests of the engine, by id.
+    """
+
+    name = "simulated"
+    samples = False
+    reads_states = False
+    drafts_ahead = True
+    learns = False
+
+    def __init__(
+        self,
+        drafting: DrafterConfig,
+        cost: ForwardLatency,
+        clock: VirtualClock,
+        rates: Mapping[str, Rates],
+        requests: Mapping[str, SimulatedRequest],
+    ) -> None:
+        self.capabilities = CAPABILITIES[drafting.kind]
+        self.busy = 0.0  # seconds of proposals
+        self._requests, self._rates, self._clock, self._passes = requests, rates, clock, DraftPasses(cost)
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """Return a chain for each context, or a tree if the budget has widths."""
+        self.busy += self._clock.advance(self._seconds(contexts, budgets))
+        return [
+            self._tree(context, budget) if budget.widths else self._chain(context, budget)
+            for context, budget in zip(contexts, budgets, strict=True)
+        ]
+
+    def _seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
+        if self.capabilities.costless:
+            return 0.0
+        if self.capabilities.single_pass:
+            return self._passes.cost.seconds(0, sum(budget.max_nodes for budget in budgets), len(budgets))
+        return self._passes.chains(contexts, [budget.depth for budget in budgets])
+
+    def correct_tokens(self, id: str, position: int, depth: int) -> int:
+        """Return how many tokens after ``position`` of the output a draft of ``depth`` would get right."""
+        request = self._requests[id]
+        rates, difficulty = self._rates[request.domain.name], request.difficulty
+        for place in range(min(depth, len(difficulty) - position)):
+            if difficulty[position + place] >= (
+                rates if isinstance(rates, float) else rates[min(place, len(rates) - 1)]
+            ):
+                return place
+        return min(depth, len(difficulty) - position)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Nothing to do: the next proposal feeds committed tokens."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences."""
+        for id in ids:
+            self._passes.fed.pop(id, None)
+
+    def _chain(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        n = budget.depth
+        place = len(context.tokens) - context.prompt_len
+        right = self.correct_tokens(context.id, place, n)
+        tokens = self._requests[context.id].output[place : place + right] + (WRONG,) * (n - right)
+        return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
+
+    def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        """Build a tree: all nodes of a level have the same number of children; a correct token is a first child."""
+        request, position = self._requests[context.id], len(context.tokens) - context.prompt_len
+        rate = self._rates[request.domain.name]
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = [-1]
+        for level, width in enumerate(budget.widths):
+            if len(tokens) >= budget.max_nodes:
+                break
+            alpha = rate if isinstance(rate, float) else rate[min(level, len(rate) - 1)]
+            place = position + level
+            first_accepted = (
+                place < len(request.difficulty) and request.difficulty[place] < 1.0 - (1.0 - alpha) ** width
+            )
+            nodes = []
+            for parent in above:
+                for child in range(min(width, budget.max_nodes - len(tokens))):
+                    good = first_accepted and child == 0 and (parent < 0 or tokens[parent] != WRONG)
+                    nodes.append(len(tokens))
+                    tokens.append(request.output[place] if good else WRONG)
+                    parents.append(parent)
+            above = nodes
+        return Draft(context.id, len(context.tokens), tuple(tokens), tuple(parents), (self.name,) * len(tokens))
