@@ -16,9 +16,8 @@ def original_length(config: Any) -> int | None:
     Args:
         config: of the text model.
     """
-    for rope in _long_ropes(config):
-        return rope.get("original_max_position_embeddings") or config.max_position_embeddings
-    return None
+    lengths = [rope.get("original_max_position_embeddings") for rope in _long_ropes(config)]
+    return int(lengths[0] or config.max_position_embeddings) if lengths else None
 
 
 def fix_frequencies(config: Any, max_model_len: int | None) -> Any:
