@@ -84,10 +84,10 @@ constexpr int TILE = 4, TILE_QUERIES = 2;
 INLINE void sum_tile(const V* part, float* r) { sums4(part, r); }
 #endif
 
-// Fetch what lies after an entry in memory: pages are small, and the hardware fetches only inside of them.
+// Fetch what lies after an entry in memory into the second cache. The hardware fetches only inside of a page of memory.
 INLINE void fetch_ahead(const uint8_t* entry, long stride) {
-    constexpr long AHEAD = 2048;
-    for (long at = 0; at < stride; at += 64) __builtin_prefetch(entry + AHEAD + at);
+    constexpr long AHEAD = 4096;
+    for (long at = 0; at < stride; at += 64) __builtin_prefetch(entry + AHEAD + at, 0, 2);
 }
 
 // Scores of Q queries for the sixteen entries of part `part` of a block, which two halves hold. The first queries of a

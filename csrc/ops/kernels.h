@@ -64,7 +64,7 @@ constexpr long MAX_TASK_HEADS = 64;
 
 // Each span of so many cache entries has a softmax of its own, and spans are merged in ascending order. So a result
 // does not depend on the number of threads that share a context.
-constexpr long SPAN = 1024, ALL_SPANS = -1;
+constexpr long SPAN = 256, ALL_SPANS = -1;
 // Floats of one query's state: the largest score, the sum of weights per lane, and the weighted values.
 constexpr long attention_state(long dim) { return 32 + (dim + 15) / 16 * 16; }
 

@@ -133,7 +133,7 @@ namespace {
 
 constexpr long HEAD_QUERIES = 32;  // of a task and key-value head: they share keys and values, and stay in cache
 constexpr long TASK_QUERIES = 48;  // of a task with several heads, which reads a page in the order of memory
-constexpr long TASKS = 4;          // for each thread, which take tasks in turn
+constexpr long TASKS = 2;          // for each thread, which take tasks in turn
 
 // How the attention of a batch is divided. Results do not depend on the division.
 struct Division {
@@ -274,6 +274,15 @@ API void cospec_attention(const AttentionParams* params) {
         team.barrier();
         run_attention(*params, team, next, states);
     });
+}
+
+// Use huge pages for untouched memory: attention reads small pieces, and each lookup of a page costs.
+API void cospec_use_huge_pages(void* memory, long bytes) {
+#if defined(__linux__)
+    const uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 API void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y) {

@@ -21,7 +21,7 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.cache_entries import encode, entry_width
 from cospec.models.input_batch import InputBatch, pack
-from cospec.native.operators import one_torch_thread
+from cospec.native.operators import one_torch_thread, zeros
 
 Tables = Callable[[str], Sequence[int]]
 """The pages of a sequence in order."""
@@ -91,11 +91,10 @@ class KVCache:
         def allocate(shape: LayerShape, layers: int) -> Tensor:
             """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, W]``."""
             width = entry_width(shape.dim, dtype)
-            if by_head:
-                size = (2 * layers, shape.heads, pages.num_pages, pages.page_size, width)
-                return torch.zeros(size, dtype=dtype, device=device).transpose(1, 2)
-            size = (2 * layers, pages.num_pages, shape.heads, pages.page_size, width)
-            return torch.zeros(size, dtype=dtype, device=device)
+            outer = (shape.heads, pages.num_pages) if by_head else (pages.num_pages, shape.heads)
+            size = (2 * layers, *outer, pages.page_size, width)
+            made = zeros(size, dtype) if device.type == "cpu" else torch.zeros(size, dtype=dtype, device=device)
+            return made.transpose(1, 2) if by_head else made
 
         counts = Counter(shapes)
         self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}

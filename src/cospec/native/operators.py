@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -35,6 +35,7 @@ __all__ = [
     "set_threads",
     "threads",
     "why_not",
+    "zeros",
 ]
 
 _ATTENTION = structs.packer(structs.AttentionParams)
@@ -146,6 +147,14 @@ def _check_pages(k_pages: Tensor, v_pages: Tensor, k: Tensor, batch: InputBatch)
             "most 256; int8 has 4 more bytes"
         )
         raise InvalidInput("KV cache of the native attention", given, allowed)
+
+
+def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros on the CPU, in huge pages where the system has some, for tensors that are read in small pieces."""
+    made = torch.empty(size, dtype=dtype)
+    if available():
+        cdll().cospec_use_huge_pages(made.data_ptr(), made.nbytes)
+    return made.zero_()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
