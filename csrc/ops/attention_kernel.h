@@ -169,7 +169,7 @@ template <class E, int Q> static void add_halves(const Query* queries, const Hal
     const long stride = entry_bytes<E>(dim);
     long d = 0;
     if (!(~queries[0].bits & values.bits())) {
-        if constexpr (LANES == 16)
+        if constexpr (LANES >= 8)
             for (; d + 128 <= dim; d += 128) add_tile<E, Q, 8>(queries, values, stride, d, fetch);
         if constexpr (LANES >= 4)
             for (; d + 64 <= dim; d += 64) add_tile<E, Q, 4>(queries, values, stride, d, fetch);
@@ -271,18 +271,14 @@ static void find_halves(const AttentionParams& params, const int32_t* table, lon
     }
 }
 
-// Call `run` with queries of the same block: TILE_QUERIES of them where all attend the whole block, else one.
+// Call `run` with neighbouring queries that attend all entries in `wanted`, TILE_QUERIES or two of them, or with one
+// query that attends some.
 template <class Run> INLINE void for_tiles(const Query* queries, long count, uint64_t wanted, Run run) {
-    for (long i = 0; i < count;) {
-        bool together = i + TILE_QUERIES <= count;
-        for (long j = i; together && j < i + TILE_QUERIES; j++) together = (queries[j].bits & wanted) == wanted;
-        if (together) {
-            run(queries + i, true);
-            i += TILE_QUERIES;
-        } else {
-            if (queries[i].bits & wanted) run(queries + i, false);
-            i++;
-        }
+    for (long i = 0, size; i < count; i += size) {
+        long whole = 0;
+        while (whole < TILE_QUERIES && i + whole < count && !(~queries[i + whole].bits & wanted)) whole++;
+        size = whole == TILE_QUERIES ? TILE_QUERIES : whole >= 2 ? 2 : 1;
+        if (queries[i].bits & wanted) run(queries + i, size);
     }
 }
 
@@ -307,8 +303,10 @@ static void attend_span(
         for (int part = 0; part < 4; part++)
             for (long h = 0; h < heads; h++) {
                 const Query* const first = queries.of_head(h);
-                for_tiles(first, queries.each, 0xffffull << (16 * part), [&](const Query* q, bool tile) {
-                    const auto score = tile ? score_tile<E, TILE_QUERIES> : score_tile<E, 1>;
+                for_tiles(first, queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
+                    const auto score = size == TILE_QUERIES ? score_tile<E, TILE_QUERIES>
+                                       : size == 2          ? score_tile<E, 2>
+                                                            : score_tile<E, 1>;
                     score(q, halves[h] + 2 * part, dim, part, q == first);
                 });
             }
@@ -325,8 +323,10 @@ static void attend_span(
             for (long h = 0; h < heads; h++) {
                 const Halves values = {halves[h] + HALVES, half, half + step};
                 const Query* const first = queries.of_head(h);
-                for_tiles(first, queries.each, values.bits(), [&](const Query* q, bool tile) {
-                    const auto add = tile ? add_halves<E, TILE_QUERIES> : add_halves<E, 1>;
+                for_tiles(first, queries.each, values.bits(), [&](const Query* q, long size) {
+                    const auto add = size == TILE_QUERIES ? add_halves<E, TILE_QUERIES>
+                                     : size == 2          ? add_halves<E, 2>
+                                                          : add_halves<E, 1>;
                     add(q, values, dim, q == first);
                 });
             }
