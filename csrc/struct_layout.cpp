@@ -38,8 +38,8 @@ struct Layout {
 
 const std::vector<Layout>& layouts() {
     static const std::vector<Layout> all = {
-        LAYOUT(AttentionParams, q, k, v, q_row, q_head, k_row, k_head, v_row, v_head, k_pages, v_pages, out, heads,
-            kv_heads, dim, page_size, table_width, scale, softcap, window, positions, visible, tables, starts, write_at,
+        LAYOUT(AttentionParams, q, k, v, q_row, q_head, k_row, k_head, v_row, v_head, k_pages, v_pages, out, cache_format,
+            heads, kv_heads, dim, page_size, table_width, scale, softcap, window, positions, visible, tables, starts, write_at,
             mask, num_sequences),
         LAYOUT(LlamaLayer, attention_norm, mlp_norm, after_attention, after_mlp, q_norm, k_norm, q, k, v, output,
             gate_up, down, window, rotary),
@@ -47,11 +47,11 @@ const std::vector<Layout>& layouts() {
             hidden, heads, kv_heads, dim, intermediate, rotated, num_tables, wide_norms, gelu, eps, scale, rotary_scale,
             embedding_factor, residual_factor, logit_factor, attention_softcap, logit_softcap),
         LAYOUT(InputBatch, ids, positions, row_sequence, visible, mask, tables, starts, write_at, logit_rows, k_pages,
-            v_pages, num_rows, num_sequences, num_logit_rows, page_size, table_width),
+            v_pages, num_rows, num_sequences, num_logit_rows, page_size, table_width, cache_format),
         LAYOUT(Rollout, temperatures, streams, depths, max_depth, logits, logits_stride, q, tokens, confidence),
         LAYOUT(StageIO, input, output, logits, sum),
         LAYOUT(SequenceSlice, start, num_tokens, num_nodes, first_logit, pages, num_pages),
-        LAYOUT(KVCacheView, k_pages, v_pages, page_size, vocab_size, max_len),
+        LAYOUT(KVCacheView, k_pages, v_pages, cache_format, page_size, vocab_size, max_len),
         LAYOUT(BatchView, slices, ids, parents, num_slices),
         LAYOUT(LogitsSource, logits, weights, num_models, vocab_size, form, plausibility_cutoff, divergences),
         LAYOUT(SamplingShape, temperature, top_p, min_p, top_k),

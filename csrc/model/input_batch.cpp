@@ -87,7 +87,7 @@ bool InputBatchBuilder::build(const BatchView& view, const KVCacheView& cache, l
     }
     *batch = {view.ids, positions_.data(), row_sequence_.data(), visible_.data(), mask_.data(), tables_.data(),
         starts_.data(), write_at_.data(), logit_rows_.data(), cache.k_pages, cache.v_pages, (long)write_at_.size(),
-        view.num_slices, (long)logit_rows_.size(), cache.page_size, width};
+        view.num_slices, (long)logit_rows_.size(), cache.page_size, width, cache.cache_format};
     return true;
 }
 

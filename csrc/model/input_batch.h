@@ -16,8 +16,8 @@ struct SequenceSlice {
 
 // The KV cache of a model and its limits.
 struct KVCacheView {
-    float *const *k_pages, *const *v_pages;  // of each layer
-    long page_size, vocab_size, max_len;
+    void *const *k_pages, *const *v_pages;  // of each layer
+    long cache_format, page_size, vocab_size, max_len;
 };
 
 // Slices with their tokens and parents, slice after slice.

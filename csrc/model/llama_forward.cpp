@@ -19,7 +19,7 @@ struct LlamaModel {
     LlamaConfig config;
     std::vector<LlamaLayer> layers;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards the scratch memory
-    Scratch scratch, step_logits;
+    Scratch scratch, step_logits, attention_states;
     InputBatchBuilder batch_builder;
 };
 
@@ -29,6 +29,7 @@ constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread norm
 
 struct Buffers {
     float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *gate_up, *branch;
+    float* states;  // see attention_states()
 };
 
 // What a forward reads and writes besides the batch.
@@ -54,8 +55,8 @@ Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threa
     long total = 0, at[10];
     for (int i = 0; i < 10; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
     float* p = scratch.reserve(total);
-    return {
-        p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7], p + at[8], p + at[9]};
+    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7], p + at[8],
+        p + at[9], nullptr};
 }
 
 AttentionParams attention_params(
@@ -69,6 +70,7 @@ AttentionParams attention_params(
     params.q_head = params.k_head = params.v_head = s.dim;
     params.k_pages = b.k_pages[layer];
     params.v_pages = b.v_pages[layer];
+    params.cache_format = b.cache_format;
     params.out = buf.attended;
     params.heads = s.heads, params.kv_heads = s.kv_heads, params.dim = s.dim;
     params.page_size = b.page_size, params.table_width = b.table_width;
@@ -230,7 +232,7 @@ struct Forward {
             project(layer, norm(buf.x, layer.attention_norm, b.num_rows), buf.qkv, params.q_row);
             write_kv(layer, params);
             if (last && b.num_logit_rows == 0) return;
-            run_attention_tasks(params, tasks[i]);
+            run_attention(params, team, tasks[i], buf.states);
             team.barrier();
             if (last) gather_logit_rows();
             float* x = last ? buf.gathered : buf.x;
@@ -265,7 +267,9 @@ namespace {
 
 void forward(LlamaModel* model, const InputBatch& batch, const ForwardIO& io) {
     const int threads = num_threads();
-    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads, io.sum != nullptr);
+    Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads, io.sum != nullptr);
+    const AttentionParams params = attention_params(model->config, batch, buffers, 0, 0);
+    buffers.states = model->attention_states.reserve(attention_states(params, threads));
     std::vector<std::atomic<long>> tasks(model->layers.size());
     in_parallel(threads, [&](const Team& team) {
         Forward{model->config, batch, buffers, io, team, kernels()}.run(model->layers.data(), tasks.data());

@@ -51,9 +51,9 @@ struct InputBatch {
     const int32_t *row_sequence, *visible;
     const int64_t* mask;
     const int32_t *tables, *starts, *write_at;
-    const int64_t* logit_rows;               // rows that get logits
-    float *const *k_pages, *const *v_pages;  // of each layer
-    long num_rows, num_sequences, num_logit_rows, page_size, table_width;
+    const int64_t* logit_rows;              // rows that get logits
+    void *const *k_pages, *const *v_pages;  // of each layer
+    long num_rows, num_sequences, num_logit_rows, page_size, table_width, cache_format;
 };
 
 // How the tokens of a rollout are chosen, and where they are written. S sequences, the longest rollout first.

@@ -1,8 +1,10 @@
 // Attention of a few rows over KV pages, with a running softmax over blocks of 64 cache entries.
 //
-// Blocks start at multiples of 64 of the cache index. Entries that a row does not attend do not change its result.
-// So a row's result depends only on its own entries and their indices, not on other rows, pages or threads.
+// Blocks and spans start at multiples of 64 and SPAN of the cache index. Entries that a row does not attend do not
+// change its result. So a row's result depends only on its own entries and their indices, not on other rows, pages or
+// threads. The numbers of an entry become float32 in registers, and all arithmetic is float32.
 #pragma once
+#include "ops/integer_simd.h"
 #include "ops/kernels.h"
 #include "ops/simd.h"
 
@@ -12,6 +14,21 @@ namespace {
 
 constexpr long BLOCK = 64;
 constexpr long HALF = 8;  // entries that are certain to be in one page
+constexpr long HALVES = BLOCK / HALF;
+
+INLINE V numbers16(Fp32Entry, const float* p) { return load(p); }
+INLINE V numbers16(Bf16Entry, const uint16_t* p) { return from_bf16(p); }
+INLINE V numbers16(Fp16Entry, const uint16_t* p) { return from_half(p); }
+INLINE V numbers16(Int8Entry, const int8_t* p) { return from_int8(p); }
+
+// Numbers d .. d + 15 of an entry, or the last eight numbers.
+template <class E, bool WHOLE = true> INLINE V numbers(const uint8_t* entry, long d) {
+    const typename E::Number* p = (const typename E::Number*)entry + d;
+    if constexpr (WHOLE) return numbers16(E(), p);
+    typename E::Number eight[16] = {};
+    memcpy(eight, p, 8 * sizeof *p);
+    return numbers16(E(), eight);
+}
 
 // Bits of the entries begin .. begin + 63 that lie in [from, to).
 INLINE uint64_t range_bits(long from, long to, long begin) {
@@ -47,197 +64,323 @@ static VisibleRange visible_range(const AttentionParams& params, long sequence, 
     return r;
 }
 
-// Running state of one query: the largest score so far, the sum of weights per lane, and the weighted values.
+// A query and its state in the current span, see attention_state().
 struct Query {
     const float* q;
     VisibleRange range;
     uint64_t bits;  // of the current block
-    float largest;
-    float total[16];
+    float *scores, *state;
 };
 
-// Compute q . k for sixteen entries: eight consecutive ones at each of two addresses.
-INLINE V scores16(const float* q, const float* k0, const float* k1, long dim) {
+constexpr float LOWEST = -1e30f;  // of a state without entries
+constexpr long TOTAL = 16, SUMS = 32;
+
+// Products of a tile: so many queries times so many entries, one register each.
 #if defined(__AVX512F__)
-    V part[16];
-    UNROLL_FOR (int j = 0; j < 16; j++) part[j] = zero();
-    long d = 0;
-    for (; d + 16 <= dim; d += 16) {
-        const V value = load(q + d);
-        UNROLL_FOR (int j = 0; j < 16; j++) part[j] = fma(value, load((j < 8 ? k0 : k1) + (j % 8) * dim + d), part[j]);
-    }
-    if (d < dim) {
-        const V value = load_low8(q + d);
-        UNROLL_FOR (int j = 0; j < 16; j++)
-            part[j] = fma(value, load_low8((j < 8 ? k0 : k1) + (j % 8) * dim + d), part[j]);
-    }
-    return sums16(part);
+constexpr int TILE = 16, TILE_QUERIES = 4;
+INLINE void sum_tile(const V* part, float* r) { store(r, sums16(part)); }
 #else
-    float result[16];
-    for (int group = 0; group < 4; group++) {
-        const float* k = (group < 2 ? k0 : k1) + group % 2 * 4 * dim;
-        V part[4] = {zero(), zero(), zero(), zero()};
+constexpr int TILE = 4, TILE_QUERIES = 2;
+INLINE void sum_tile(const V* part, float* r) { sums4(part, r); }
+#endif
+
+// Fetch what lies after an entry in memory into the second cache. The hardware fetches only inside of a page of memory.
+INLINE void fetch_ahead(const uint8_t* entry, long stride) {
+    constexpr long AHEAD = 4096;
+    for (long at = 0; at < stride; at += 64) __builtin_prefetch(entry + AHEAD + at, 0, 2);
+}
+
+// Scores of Q queries for the sixteen entries of part `part` of a block, which two halves hold. The first queries of a
+// head fetch.
+template <class E, int Q>
+static void score_tile(const Query* queries, const uint8_t* const* halves, long dim, int part, bool fetch) {
+    constexpr int N = TILE / Q;
+    const long stride = entry_bytes<E>(dim);
+    for (int first = 0; first < 16; first += N) {
+        const auto entry = [&](int j) { return halves[(first + j) / HALF] + (first + j) % HALF * stride; };
+        for (int j = 0; fetch && j < N; j++) fetch_ahead(entry(j), stride);
+        V product[TILE];
+        UNROLL_FOR (int i = 0; i < TILE; i++) product[i] = zero();
+        const auto add = [&](const V* q, int j, V key) {
+            UNROLL_FOR (int i = 0; i < Q; i++) product[i * N + j] = fma(q[i], key, product[i * N + j]);
+        };
+        V q[Q];
         long d = 0;
         for (; d + 16 <= dim; d += 16) {
-            const V value = load(q + d);
-            UNROLL_FOR (int j = 0; j < 4; j++) part[j] = fma(value, load(k + j * dim + d), part[j]);
+            UNROLL_FOR (int i = 0; i < Q; i++) q[i] = load(queries[i].q + d);
+            UNROLL_FOR (int j = 0; j < N; j++) add(q, j, numbers<E>(entry(j), d));
         }
         if (d < dim) {
-            const V value = load_low8(q + d);
-            UNROLL_FOR (int j = 0; j < 4; j++) part[j] = fma(value, load_low8(k + j * dim + d), part[j]);
+            UNROLL_FOR (int i = 0; i < Q; i++) q[i] = load_low8(queries[i].q + d);
+            UNROLL_FOR (int j = 0; j < N; j++) add(q, j, numbers<E, false>(entry(j), d));
         }
-        sums4(part, result + 4 * group);
+        float sums[TILE];
+        sum_tile(product, sums);
+        for (int i = 0; i < Q; i++) memcpy(queries[i].scores + 16 * part + first, sums + i * N, N * sizeof(float));
     }
-    return load(result);
-#endif
 }
 
-// sum += weights[p] * values of entry p for the entries in `bits`, ascending; LANES vectors from dimension `d` on.
-template <int LANES> static void add_values(
-    const float* weights, uint64_t bits, const float* const* values, long dim, long d, float* sum) {
-    V c[LANES];
-    UNROLL_FOR (int i = 0; i < LANES; i++) c[i] = load(sum + d + 16 * i);
-    if (bits == ~0ull) {
-        for (int half = 0; half < BLOCK / HALF; half++) {
-            const float* row = values[half] + d;
-            for (int j = 0; j < HALF; j++, row += dim) {
-                const V weight = splat(weights[HALF * half + j]);
-                UNROLL_FOR (int i = 0; i < LANES; i++) c[i] = fma(weight, load(row + 16 * i), c[i]);
-            }
-        }
-    } else {
-        for (; bits; bits &= bits - 1) {
-            const int p = __builtin_ctzll(bits);
-            const float* row = values[p / HALF] + p % HALF * dim + d;
-            const V weight = splat(weights[p]);
-            UNROLL_FOR (int i = 0; i < LANES; i++) c[i] = fma(weight, load(row + 16 * i), c[i]);
-        }
-    }
-    UNROLL_FOR (int i = 0; i < LANES; i++) store(sum + d + 16 * i, c[i]);
-}
-
-// The same for a last half vector.
-static void add_last8(const float* weights, uint64_t bits, const float* const* values, long dim, long d, float* sum) {
-    V c = load_low8(sum + d);
-    for (; bits; bits &= bits - 1) {
-        const int p = __builtin_ctzll(bits);
-        c = fma(splat(weights[p]), load_low8(values[p / HALF] + p % HALF * dim + d), c);
-    }
-    store_low8(sum + d, c);
-}
-
-static void add_block(const float* weights, uint64_t bits, const float* const* values, long dim, float* sum) {
-    long d = 0;
-#if defined(__AVX512F__)
-    for (; d + 128 <= dim; d += 128) add_values<8>(weights, bits, values, dim, d, sum);
-#endif
-    for (; d + 64 <= dim; d += 64) add_values<4>(weights, bits, values, dim, d, sum);
-    for (; d + 32 <= dim; d += 32) add_values<2>(weights, bits, values, dim, d, sum);
-    for (; d + 16 <= dim; d += 16) add_values<1>(weights, bits, values, dim, d, sum);
-    if (d < dim) add_last8(weights, bits, values, dim, d, sum);
-}
-
-// Turn a block's scores into weights under the query's running maximum, and rescale the earlier sums.
-static void update_softmax(Query& query, float* scores, float* sum, long padded) {
-    const V low = splat(-1e30f);
-    V block_max = low;
-    for (int i = 0; i < 4; i++)
-        block_max = larger(block_max, select((uint32_t)(query.bits >> (16 * i)) & 0xffff, load(scores + 16 * i), low));
-    const float maximum = largest(block_max);
-    V total = load(query.total);
-    if (maximum > query.largest) {
-        const V factor = exponential(splat(query.largest) - splat(maximum));
-        for (long d = 0; d < padded; d += 16) store(sum + d, load(sum + d) * factor);
-        total = total * factor;
-        query.largest = maximum;
-    }
-    const V largest_so_far = splat(query.largest);
-    for (int i = 0; i < 4; i++) {
-        const V weight = select(
-            (uint32_t)(query.bits >> (16 * i)) & 0xffff, exponential(load(scores + 16 * i) - largest_so_far), zero());
-        store(scores + 16 * i, weight);
-        total = total + weight;
-    }
-    store(query.total, total);
-}
-
-INLINE long padded_dim(long dim) { return (dim + 15) / 16 * 16; }
-
-static size_t attend_scratch(long rows, long heads_per_kv, long dim) {
-    return (size_t)rows * heads_per_kv * (BLOCK + padded_dim(dim) + sizeof(Query) / sizeof(float) + 2);
-}
-
-struct BlockPointers {  // addresses of the keys and values of a block's halves
-    const float *keys[BLOCK / HALF], *values[BLOCK / HALF];
+struct Halves {  // [first, last) of a block, and the addresses of all halves of the block
+    const uint8_t* const* at;
+    int first, last;
+    uint64_t bits() const { return range_bits(first * HALF, last * HALF, 0); }
 };
 
-static BlockPointers block_pointers(const AttentionParams& params, long sequence, long kv_head, long begin, long end) {
-    BlockPointers block;
-    const int32_t* table = params.tables + sequence * params.table_width;
-    for (long half = 0; half < BLOCK / HALF; half++) {
+// state += weights of Q queries times the values of whole halves; LANES vectors from number `d` on.
+template <class E, int Q, int LANES>
+static void add_tile(const Query* queries, const Halves& values, long stride, long d, bool fetch) {
+    V sum[Q][LANES];
+    UNROLL_FOR (int i = 0; i < Q; i++)
+        UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = load(queries[i].state + SUMS + d + 16 * l);
+    for (int half = values.first; half < values.last; half++) {
+        const uint8_t* entry = values.at[half];
+        for (int j = 0; j < HALF; j++, entry += stride) {
+            if (fetch && d == 0) fetch_ahead(entry, stride);
+            V value[LANES];
+            UNROLL_FOR (int l = 0; l < LANES; l++) value[l] = numbers<E>(entry, d + 16 * l);
+            UNROLL_FOR (int i = 0; i < Q; i++) {
+                const V weight = splat(queries[i].scores[HALF * half + j]);
+                UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = fma(weight, value[l], sum[i][l]);
+            }
+        }
+    }
+    UNROLL_FOR (int i = 0; i < Q; i++)
+        UNROLL_FOR (int l = 0; l < LANES; l++) store(queries[i].state + SUMS + d + 16 * l, sum[i][l]);
+}
+
+// The same for one query and the entries in its `bits`, ascending. WHOLE: see numbers().
+template <class E, int LANES, bool WHOLE = true>
+static void add_some(const Query& query, const Halves& values, long stride, long d) {
+    float* state = query.state + SUMS + d;
+    V sum[LANES];
+    UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = load(state + 16 * l);
+    for (uint64_t bits = query.bits & values.bits(); bits; bits &= bits - 1) {
+        const int p = __builtin_ctzll(bits);
+        const uint8_t* entry = values.at[p / HALF] + p % HALF * stride;
+        const V weight = splat(query.scores[p]);
+        UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = fma(weight, numbers<E, WHOLE>(entry, d + 16 * l), sum[l]);
+    }
+    UNROLL_FOR (int l = 0; l < LANES; l++) store(state + 16 * l, sum[l]);
+}
+
+// Add the values of halves for Q queries that attend all entries, or for one query.
+template <class E, int Q> static void add_halves(const Query* queries, const Halves& values, long dim, bool fetch) {
+    constexpr int LANES = TILE / Q;
+    const long stride = entry_bytes<E>(dim);
+    long d = 0;
+    if (!(~queries[0].bits & values.bits())) {
+        if constexpr (LANES >= 8)
+            for (; d + 128 <= dim; d += 128) add_tile<E, Q, 8>(queries, values, stride, d, fetch);
+        if constexpr (LANES >= 4)
+            for (; d + 64 <= dim; d += 64) add_tile<E, Q, 4>(queries, values, stride, d, fetch);
+        for (; d + 32 <= dim; d += 32) add_tile<E, Q, 2>(queries, values, stride, d, fetch);
+        for (; d + 16 <= dim; d += 16) add_tile<E, Q, 1>(queries, values, stride, d, fetch);
+    }
+    for (int i = 0; i < Q; i++) {
+        long at = d;
+        for (; at + 64 <= dim; at += 64) add_some<E, 4>(queries[i], values, stride, at);
+        for (; at + 16 <= dim; at += 16) add_some<E, 1>(queries[i], values, stride, at);
+        if (at < dim) add_some<E, 1, false>(queries[i], values, stride, at);
+    }
+}
+
+struct BlockScales {  // of the entries of formats with scales
+    float keys[BLOCK], values[BLOCK];
+};
+
+template <class E> static void read_scales(const uint8_t* const* halves, long dim, float* scales) {
+    for (long half = 0; half < HALVES; half++)
+        for (long j = 0; j < HALF; j++)
+            memcpy(
+                scales + HALF * half + j, halves[half] + (j + 1) * entry_bytes<E>(dim) - sizeof(float), sizeof(float));
+}
+
+// Turn a block's products into weights under the query's running maximum, and rescale the earlier sums.
+template <class E>
+static void update_softmax(const Query& query, const AttentionParams& params, const BlockScales& scales) {
+    const V low = splat(LOWEST);
+    V block_max = low;
+    for (int i = 0; i < 4; i++) {
+        V score = load(query.scores + 16 * i) * splat(params.scale);
+        if constexpr (E::scaled) score = score * load(scales.keys + 16 * i);
+        if (params.softcap != 0) score = hyperbolic_tangent(score / splat(params.softcap)) * splat(params.softcap);
+        store(query.scores + 16 * i, score);
+        block_max = larger(block_max, select((uint32_t)(query.bits >> (16 * i)) & 0xffff, score, low));
+    }
+    float* state = query.state;
+    const float maximum = largest(block_max);
+    V total = load(state + TOTAL);
+    if (maximum > state[0]) {
+        const V factor = exponential(splat(state[0]) - splat(maximum));
+        for (long d = SUMS; d < attention_state(params.dim); d += 16) store(state + d, load(state + d) * factor);
+        total = total * factor;
+        state[0] = maximum;
+    }
+    const V largest_so_far = splat(state[0]);
+    for (int i = 0; i < 4; i++) {
+        const uint32_t bits = (uint32_t)(query.bits >> (16 * i)) & 0xffff;
+        V weight = select(bits, exponential(load(query.scores + 16 * i) - largest_so_far), zero());
+        total = total + weight;
+        if constexpr (E::scaled) weight = weight * load(scales.values + 16 * i);
+        store(query.scores + 16 * i, weight);
+    }
+    store(state + TOTAL, total);
+}
+
+static void clear_state(float* state, long dim) {
+    memset(state, 0, sizeof(float) * attention_state(dim));
+    state[0] = LOWEST;
+}
+
+// Merge the state of a later span into the state of earlier spans.
+static void merge_state(float* state, const float* later, long dim) {
+    const long size = attention_state(dim);
+    if (later[0] == LOWEST) return;
+    if (state[0] == LOWEST) {
+        memcpy(state, later, sizeof(float) * size);
+        return;
+    }
+    const float maximum = later[0] > state[0] ? later[0] : state[0];
+    const V own = exponential(splat(state[0]) - splat(maximum)), other = exponential(splat(later[0]) - splat(maximum));
+    for (long d = TOTAL; d < size; d += 16) store(state + d, fma(load(later + d), other, load(state + d) * own));
+    state[0] = maximum;
+}
+
+static void write_output(const AttentionParams& params, const AttentionTask& task, const float* states) {
+    const long group = params.heads / params.kv_heads;
+    for (long kv_head = task.first_head; kv_head < task.last_head; kv_head++)
+        for (long row = task.first; row < task.last; row++)
+            for (long head = kv_head * group; head < (kv_head + 1) * group; head++) {
+                float* out = params.out + (row * params.heads + head) * params.dim;
+                const float inverse_total = 1.0f / sum(load(states + TOTAL));
+                for (long d = 0; d < params.dim; d++) out[d] = states[SUMS + d] * inverse_total;
+                states += attention_state(params.dim);
+            }
+}
+
+// Addresses of the halves of a block of one head: keys, then values.
+static void find_halves(const AttentionParams& params, const int32_t* table, long kv_head, long stride, long begin,
+    long end, const uint8_t** halves) {
+    for (long half = 0; half < HALVES; half++) {
         long at = begin + half * HALF;
         if (at >= end) at = begin;  // not attended; any readable address will do
         const long page = table[at / params.page_size];
-        const long offset =
-            ((page * params.kv_heads + kv_head) * params.page_size + at % params.page_size) * params.dim;
-        block.keys[half] = params.k_pages + offset;
-        block.values[half] = params.v_pages + offset;
+        const long offset = ((page * params.kv_heads + kv_head) * params.page_size + at % params.page_size) * stride;
+        halves[half] = (const uint8_t*)params.k_pages + offset;
+        halves[HALVES + half] = (const uint8_t*)params.v_pages + offset;
     }
-    return block;
 }
 
-// Pages are too small for the hardware prefetcher, so the next block is fetched explicitly.
-INLINE void prefetch(const float* half, long dim) {
-    for (long i = 0; i < HALF * dim; i += 16) __builtin_prefetch(half + i);
+// Call `run` with neighbouring queries that attend all entries in `wanted`, TILE_QUERIES or two of them, or with one
+// query that attends some.
+template <class Run> INLINE void for_tiles(const Query* queries, long count, uint64_t wanted, Run run) {
+    for (long i = 0, size; i < count; i += size) {
+        long whole = 0;
+        while (whole < TILE_QUERIES && i + whole < count && !(~queries[i + whole].bits & wanted)) whole++;
+        size = whole == TILE_QUERIES ? TILE_QUERIES : whole >= 2 ? 2 : 1;
+        if (queries[i].bits & wanted) run(queries + i, size);
+    }
 }
 
-static void score_block(
-    const AttentionParams& params, const BlockPointers& block, const Query& query, float* scores, int i) {
-    V score = scores16(query.q, block.keys[2 * i], block.keys[2 * i + 1], params.dim) * splat(params.scale);
-    if (params.softcap != 0) score = hyperbolic_tangent(score / splat(params.softcap)) * splat(params.softcap);
-    store(scores + 16 * i, score);
+// The queries of a task, `each` of every head.
+struct Queries {
+    Query* all;
+    long count, each;
+    Query* of_head(long head) const { return all + head * each; }
+};
+
+// Attend the entries [begin, end), which are in one span. Small pages of several heads are read in the order of memory.
+template <class E>
+static void attend_span(
+    const AttentionParams& params, const AttentionTask& task, long begin, long end, const Queries& queries) {
+    const long dim = params.dim, stride = entry_bytes<E>(dim), heads = task.last_head - task.first_head;
+    const int32_t* table = params.tables + task.sequence * params.table_width;
+    const uint8_t* halves[MAX_TASK_HEADS][2 * HALVES];
+    const int step = heads == 1 ? HALVES : 2;  // one head's values stay in registers for the whole block
+    for (long at = begin / BLOCK * BLOCK; at < end; at += BLOCK) {
+        for (long h = 0; h < heads; h++) find_halves(params, table, task.first_head + h, stride, at, end, halves[h]);
+        for (long i = 0; i < queries.count; i++) queries.all[i].bits = queries.all[i].range.in_block(at);
+        for (int part = 0; part < 4; part++)
+            for (long h = 0; h < heads; h++) {
+                const Query* const first = queries.of_head(h);
+                for_tiles(first, queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
+                    const auto score = size == TILE_QUERIES ? score_tile<E, TILE_QUERIES>
+                                       : size == 2          ? score_tile<E, 2>
+                                                            : score_tile<E, 1>;
+                    score(q, halves[h] + 2 * part, dim, part, q == first);
+                });
+            }
+        for (long h = 0; h < heads; h++) {
+            BlockScales scales;
+            if constexpr (E::scaled) {
+                read_scales<E>(halves[h], dim, scales.keys);
+                read_scales<E>(halves[h] + HALVES, dim, scales.values);
+            }
+            for (const Query* q = queries.of_head(h); q < queries.of_head(h + 1); q++)
+                if (q->bits) update_softmax<E>(*q, params, scales);
+        }
+        for (int half = 0; half < HALVES; half += step)
+            for (long h = 0; h < heads; h++) {
+                const Halves values = {halves[h] + HALVES, half, half + step};
+                const Query* const first = queries.of_head(h);
+                for_tiles(first, queries.each, values.bits(), [&](const Query* q, long size) {
+                    const auto add = size == TILE_QUERIES ? add_halves<E, TILE_QUERIES>
+                                     : size == 2          ? add_halves<E, 2>
+                                                          : add_halves<E, 1>;
+                    add(q, values, dim, q == first);
+                });
+            }
+    }
 }
 
-static void attend(const AttentionParams& params, long sequence, long kv_head, long first, long last, float* scratch) {
-    const long heads_per_kv = params.heads / params.kv_heads, count = (last - first) * heads_per_kv,
-               padded = padded_dim(params.dim);
-    float *scores = scratch, *sums = scores + count * BLOCK;
-    Query* queries = (Query*)(((uintptr_t)(sums + count * padded) + 7) & ~(uintptr_t)7);
-    long begin = params.visible[first], end = 0;
+static size_t attend_scratch(long queries, long dim) {
+    return (size_t)queries * (BLOCK + 2 * attention_state(dim) + sizeof(Query) / sizeof(float)) + 2;
+}
+
+template <class E>
+static void attend_format(const AttentionParams& params, const AttentionTask& task, float* scratch) {
+    const long group = params.heads / params.kv_heads, each = (task.last - task.first) * group;
+    const long count = (task.last_head - task.first_head) * each, size = attention_state(params.dim);
+    float *scores = scratch, *merged = scores + count * BLOCK, *later = merged + count * size;
+    Query* queries = (Query*)(((uintptr_t)(later + count * size) + 7) & ~(uintptr_t)7);
+    long begin = params.visible[task.first], end = 0;
     for (long i = 0; i < count; i++) {
-        const long row = first + i / heads_per_kv, head = kv_head * heads_per_kv + i % heads_per_kv;
-        queries[i] = {
-            params.q + row * params.q_row + head * params.q_head, visible_range(params, sequence, row), 0, -1e30f, {0}};
+        const long row = task.first + i % each / group, head = (task.first_head + i / each) * group + i % group;
+        queries[i] = {params.q + row * params.q_row + head * params.q_head, visible_range(params, task.sequence, row),
+            0, scores + i * BLOCK, nullptr};
         if (queries[i].range.from < begin) begin = queries[i].range.from;
         if (queries[i].range.end() > end) end = queries[i].range.end();
     }
-    memset(sums, 0, sizeof(float) * count * padded);
-    begin = begin / BLOCK * BLOCK;
-    BlockPointers block = block_pointers(params, sequence, kv_head, begin, end), next = block;
-    for (long at = begin; at < end; at += BLOCK, block = next) {
-        if (at + BLOCK < end) next = block_pointers(params, sequence, kv_head, at + BLOCK, end);
-        for (long i = 0; i < count; i++) queries[i].bits = queries[i].range.in_block(at);
-        for (int part = 0; part < 4; part++) {
-            for (int half = 2 * part; half < 2 * part + 2; half++) {
-                prefetch(block.values[half], params.dim);
-                prefetch(next.keys[half], params.dim);
-            }
-            for (long i = 0; i < count; i++)
-                if (queries[i].bits >> (16 * part) & 0xffff)
-                    score_block(params, block, queries[i], scores + i * BLOCK, part);
-        }
-        for (long i = 0; i < count; i++) {
-            if (!queries[i].bits) continue;
-            update_softmax(queries[i], scores + i * BLOCK, sums + i * padded, padded);
-            add_block(scores + i * BLOCK, queries[i].bits, block.values, params.dim, sums + i * padded);
-        }
+    const bool all = task.span == ALL_SPANS;
+    const long first_span = all ? begin / SPAN : task.span, last_span = all ? (end - 1) / SPAN : task.span;
+    for (long span = first_span; span <= last_span; span++) {
+        float* states = !all ? task.state : span == first_span ? merged : later;
+        for (long i = 0; i < count; i++) clear_state(queries[i].state = states + i * size, params.dim);
+        const long from = span * SPAN > begin ? span * SPAN : begin;
+        const long to = (span + 1) * SPAN < end ? (span + 1) * SPAN : end;
+        attend_span<E>(params, task, from, to, {queries, count, each});
+        for (long i = 0; states == later && i < count; i++)
+            merge_state(merged + i * size, later + i * size, params.dim);
     }
-    for (long i = 0; i < count; i++) {
-        const long row = first + i / heads_per_kv, head = kv_head * heads_per_kv + i % heads_per_kv;
-        float* out = params.out + (row * params.heads + head) * params.dim;
-        const float inverse_total = 1.0f / sum(load(queries[i].total));
-        for (long d = 0; d < params.dim; d++) out[d] = sums[i * padded + d] * inverse_total;
+    if (all) write_output(params, task, merged);
+}
+
+static void attend(const AttentionParams& params, const AttentionTask& task, float* scratch) {
+    switch (params.cache_format) {
+#define FORMAT(name, id, Entry) \
+    case id: attend_format<Entry>(params, task, scratch); break;
+        CACHE_FORMATS(FORMAT)
+#undef FORMAT
     }
+}
+
+static void merge_spans(const AttentionParams& params, const AttentionTask& task, long spans) {
+    const long size = attention_state(params.dim);
+    const long count = task.num_queries(params);
+    for (long span = 1; span < spans; span++)
+        for (long i = 0; i < count; i++)
+            merge_state(task.state + i * size, task.state + (span * count + i) * size, params.dim);
+    write_output(params, task, task.state);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ops/cache_formats.h"
 #include "ops/weight_formats.h"
 
 namespace cospec {
@@ -35,12 +36,13 @@ struct LinearParams {
     Epilogue epilogue;
 };
 
-// Attention of rows over paged keys and values [pages, kv_heads, page_size, dim].
+// Attention of rows over paged keys and values [pages, kv_heads, page_size], entries of a format of the KV cache.
 struct AttentionParams {
     const float *q, *k, *v;  // new rows; strides in floats
     long q_row, q_head, k_row, k_head, v_row, v_head;
-    float *k_pages, *v_pages, *out;  // out: [rows, heads, dim]
-    long heads, kv_heads, dim, page_size, table_width;
+    void *k_pages, *v_pages;
+    float* out;  // [rows, heads, dim]
+    long cache_format, heads, kv_heads, dim, page_size, table_width;
     float scale, softcap;  // softcap 0: none
     long window;           // 0: none
     const int64_t* positions;
@@ -48,6 +50,23 @@ struct AttentionParams {
     const int64_t* mask;
     long num_sequences;
 };
+
+// Rows [first, last) of one sequence against key-value heads [first_head, last_head).
+struct AttentionTask {
+    long sequence, first_head, last_head, first, last;
+    long span;     // the number of a span of the context, or ALL_SPANS
+    float* state;  // where the states of a span go: attention_state() floats for each query; null with ALL_SPANS
+    long num_queries(const AttentionParams& params) const {
+        return (last_head - first_head) * (last - first) * (params.heads / params.kv_heads);
+    }
+};
+constexpr long MAX_TASK_HEADS = 64;
+
+// Each span of so many cache entries has a softmax of its own, and spans are merged in ascending order. So a result
+// does not depend on the number of threads that share a context.
+constexpr long SPAN = 256, ALL_SPANS = -1;
+// Floats of one query's state: the largest score, the sum of weights per lane, and the weighted values.
+constexpr long attention_state(long dim) { return 32 + (dim + 15) / 16 * 16; }
 
 // Key and counter of the generator. Word 2 of the counter is the token's position in its sequence.
 struct RandomStream {
@@ -59,9 +78,11 @@ struct Kernels {
     // Compute part `part` of `parts` of a product. `scratch` holds linear_scratch() floats.
     void (*linear)(const LinearParams&, int part, int parts, float* scratch);
     size_t (*linear_scratch)(long rows, long inputs);
-    // Rows [first, last) of one sequence against one key-value head. `scratch` holds attend_scratch() floats.
-    void (*attend)(const AttentionParams&, long sequence, long kv_head, long first, long last, float* scratch);
-    size_t (*attend_scratch)(long rows, long heads_per_kv, long dim);
+    // Attend all spans and write the output, or one span and write the states. `scratch` holds attend_scratch() floats.
+    void (*attend)(const AttentionParams&, const AttentionTask&, float* scratch);
+    // Merge the states of all spans of a task, which lie one after another, and write the output.
+    void (*merge_spans)(const AttentionParams&, const AttentionTask&, long spans);
+    size_t (*attend_scratch)(long queries, long dim);
     void (*rms_norm)(const float* x, const float* weight, float eps, long n, float* y);
     void (*apply_rotary)(float* x, const float* cos, const float* sin, long dim);
     void (*bf16_to_float)(const uint16_t* bf16, long n, float* y);

@@ -108,39 +108,128 @@ void linear_free(Linear* l) {
     delete l;
 }
 
-long attention_rows(const AttentionParams& params) {
-    const long rows = 32 * params.kv_heads / params.heads;
-    return rows < 1 ? 1 : rows;
-}
-
 void write_cache(const AttentionParams& params, long sequence, long kv_head, long first, long last) {
     const int32_t* table = params.tables + sequence * params.table_width;
+    const long stride = entry_bytes(params.cache_format, params.dim);
     for (long row = first; row < last; row++) {
         const long position = params.write_at[row], page = table[position / params.page_size];
         const long offset =
-            ((page * params.kv_heads + kv_head) * params.page_size + position % params.page_size) * params.dim;
-        memcpy(params.k_pages + offset, params.k + row * params.k_row + kv_head * params.k_head,
-            sizeof(float) * params.dim);
-        memcpy(params.v_pages + offset, params.v + row * params.v_row + kv_head * params.v_head,
-            sizeof(float) * params.dim);
+            ((page * params.kv_heads + kv_head) * params.page_size + position % params.page_size) * stride;
+        const float* k = params.k + row * params.k_row + kv_head * params.k_head;
+        const float* v = params.v + row * params.v_row + kv_head * params.v_head;
+        switch (params.cache_format) {
+#define FORMAT(name, id, Entry)                                                        \
+    case id:                                                                           \
+        Entry::write(k, params.dim, (Entry::Number*)((char*)params.k_pages + offset)); \
+        Entry::write(v, params.dim, (Entry::Number*)((char*)params.v_pages + offset)); \
+        break;
+            CACHE_FORMATS(FORMAT)
+#undef FORMAT
+        }
     }
 }
 
-void run_attention_tasks(const AttentionParams& params, std::atomic<long>& next) {
-    const Kernels& k = kernels();
-    const long rows_per_task = attention_rows(params);
-    float* scratch =
-        thread_scratch().reserve(k.attend_scratch(rows_per_task, params.heads / params.kv_heads, params.dim));
-    long task = 0, claimed = next.fetch_add(1);
+namespace {
+
+constexpr long HEAD_QUERIES = 32;  // of a task and key-value head: they share keys and values, and stay in cache
+constexpr long TASK_QUERIES = 48;  // of a task with several heads, which reads a page in the order of memory
+constexpr long TASKS = 2;          // for each thread, which take tasks in turn
+
+// How the attention of a batch is divided. Results do not depend on the division.
+struct Division {
+    long rows;   // of a task at most
+    long heads;  // key-value heads of a task at most; 0: as many as TASK_QUERIES allow
+    bool spans;  // whether a task has one span of the context
+    long heads_of(const AttentionParams& params, long task_rows) const {
+        const long queries = task_rows * (params.heads / params.kv_heads);
+        const long most = TASK_QUERIES / queries < MAX_TASK_HEADS ? TASK_QUERIES / queries : MAX_TASK_HEADS;
+        return most < 1 ? 1 : heads && heads < most ? heads : most;
+    }
+};
+
+long num_spans(const AttentionParams& params, long sequence) {
+    return params.write_at[params.starts[sequence + 1] - 1] / SPAN + 1;
+}
+
+// Visit each task with all spans of its context.
+template <class Visit> void for_tasks(const AttentionParams& params, const Division& division, Visit visit) {
     for (long s = 0; s < params.num_sequences; s++)
-        for (long first = params.starts[s]; first < params.starts[s + 1]; first += rows_per_task)
-            for (long h = 0; h < params.kv_heads; h++, task++) {
-                if (task != claimed) continue;
-                k.attend(params, s, h, first,
-                    first + rows_per_task < params.starts[s + 1] ? first + rows_per_task : params.starts[s + 1],
-                    scratch);
-                claimed = next.fetch_add(1);
+        for (long first = params.starts[s], end = params.starts[s + 1]; first < end; first += division.rows) {
+            const long last = first + division.rows < end ? first + division.rows : end;
+            const long heads = division.heads_of(params, last - first);
+            for (long h = 0; h < params.kv_heads; h += heads) {
+                const long last_head = h + heads < params.kv_heads ? h + heads : params.kv_heads;
+                visit(AttentionTask{s, h, last_head, first, last, ALL_SPANS, nullptr});
             }
+        }
+}
+
+// Long contexts of few rows are divided by spans, then by heads, until each thread has some tasks.
+Division divide(const AttentionParams& params, int threads) {
+    const long rows = HEAD_QUERIES * params.kv_heads / params.heads;
+    Division division = {rows < 1 ? 1 : rows, 0, false};
+    long tasks = 0, spans = 0;
+    for_tasks(params, division, [&](const AttentionTask& task) { tasks++, spans += num_spans(params, task.sequence); });
+    division.spans = tasks < TASKS * threads && spans > tasks;
+    const long found = division.spans ? spans : tasks;
+    if (found < TASKS * threads) {
+        const long groups = (TASKS * threads + found - 1) / found;
+        division.heads = params.kv_heads / groups < 1 ? 1 : params.kv_heads / groups;
+    }
+    return division;
+}
+
+long state_floats(const AttentionParams& params, const AttentionTask& task) {
+    return task.num_queries(params) * attention_state(params.dim);
+}
+
+}  // namespace
+
+size_t attention_states(const AttentionParams& params, int threads) {
+    const Division division = divide(params, threads);
+    size_t floats = 0;
+    for_tasks(params, division,
+        [&](const AttentionTask& task) { floats += num_spans(params, task.sequence) * state_floats(params, task); });
+    return division.spans ? floats : 0;
+}
+
+void run_attention(const AttentionParams& params, const Team& team, std::atomic<long>& next, float* states) {
+    const Kernels& k = kernels();
+    const long queries = HEAD_QUERIES > TASK_QUERIES ? HEAD_QUERIES : TASK_QUERIES,
+               group = params.heads / params.kv_heads;
+    float* scratch = thread_scratch().reserve(k.attend_scratch(queries > group ? queries : group, params.dim));
+    const Division division = divide(params, team.size);
+    long number = 0, claimed = next.fetch_add(1);
+    float* state = states;
+    for_tasks(params, division, [&](AttentionTask task) {
+        const long spans = division.spans ? num_spans(params, task.sequence) : 1;
+        for (long span = 0; span < spans; span++, number++) {
+            if (division.spans) task.span = span, task.state = state, state += state_floats(params, task);
+            if (number != claimed) continue;
+            k.attend(params, task, scratch);
+            claimed = next.fetch_add(1);
+        }
+    });
+    if (!division.spans) return;
+    team.barrier();
+    number = 0, state = states;
+    for_tasks(params, division, [&](AttentionTask task) {
+        const long spans = num_spans(params, task.sequence);
+        task.state = state, state += spans * state_floats(params, task);
+        if (number++ % team.size == team.id) k.merge_spans(params, task, spans);
+    });
+}
+
+// The number of a format of the KV cache. -1 when the library has no format of that name.
+API int cospec_cache_format(const char* name) {
+    const char* const names[] = {
+#define FORMAT(name, ...) name,
+        CACHE_FORMATS(FORMAT)
+#undef FORMAT
+    };
+    for (int format = 0; format < NUM_CACHE_FORMATS; format++)
+        if (!strcmp(names[format], name)) return format;
+    return -1;
 }
 
 // The number of a weight format. -1 when the library has no kernel of that name.
@@ -174,6 +263,8 @@ API void cospec_linear(const Linear* l, const float* x, long rows, float* y) {
 
 API void cospec_attention(const AttentionParams* params) {
     std::atomic<long> next{0};
+    Scratch shared;
+    float* states = shared.reserve(attention_states(*params, num_threads()));
     in_parallel(num_threads(), [&](const Team& team) {
         const long pairs = params->num_sequences * params->kv_heads;
         for (long i = team.begin(pairs); i < team.end(pairs); i++) {
@@ -181,8 +272,17 @@ API void cospec_attention(const AttentionParams* params) {
             write_cache(*params, s, i % params->kv_heads, params->starts[s], params->starts[s + 1]);
         }
         team.barrier();
-        run_attention_tasks(*params, next);
+        run_attention(*params, team, next, states);
     });
+}
+
+// Use huge pages for untouched memory: attention reads small pieces, and each lookup of a page costs.
+API void cospec_use_huge_pages(void* memory, long bytes) {
+#if defined(__linux__)
+    const uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 API void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y) {

@@ -30,11 +30,11 @@ Scratch& thread_scratch();
 Linear* linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs);
 void linear_free(Linear* linear);
 
-// Rows of one sequence per task: enough to share keys and values, few enough for their state to stay in cache.
-long attention_rows(const AttentionParams& params);
 // Copy rows [first, last) of one head's new keys and values to their pages.
 void write_cache(const AttentionParams& params, long sequence, long kv_head, long first, long last);
-// Claim and run tasks (sequence, rows, key-value head) until none is left. `next` counts the claimed tasks.
-void run_attention_tasks(const AttentionParams& params, std::atomic<long>& next);
+// Floats that threads need to share the contexts of a batch; 0 where the threads have enough tasks without.
+size_t attention_states(const AttentionParams& params, int threads);
+// The part of one thread in the attention of all rows. `next` counts claimed tasks, `states` holds attention_states().
+void run_attention(const AttentionParams& params, const Team& team, std::atomic<long>& next, float* states);
 
 }  // namespace cospec

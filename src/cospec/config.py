@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.options import Dtype, Options, WeightOptions, parse
+from cospec.options import Dtype, KVCacheDtype, ModelOptions, Options, parse
 
 LONGEST_DRAFT = 64
 
@@ -150,7 +150,7 @@ class LinkConfig(Options):
     seed: int = 0
 
 
-class EnsembleMember(WeightOptions):
+class EnsembleMember(ModelOptions):
     """One of ``models``.
 
     Attributes:
@@ -164,8 +164,8 @@ class EngineConfig(Options):
     """Everything that an engine is built from.
 
     Attributes:
-        models: the models of an ensemble, each a name or an object with ``model``, ``dtype`` and ``quantization``;
-            ``model`` is then the name of the first.
+        models: the models of an ensemble, each a name or an object with ``model``, ``dtype``, ``quantization`` and
+            ``kv_cache_dtype``; ``model`` is then the name of the first.
         ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: which model proposes how many tokens.
         model: ``zoo``, ``zoo:NAME``, a folder, a GGUF file, or a hub name.
@@ -177,6 +177,8 @@ class EngineConfig(Options):
             four bytes each. Sums are always float32.
         quantization: a format of linear weights with fewer bits: a different model with another distribution.
             ``q8_0``, ``q4_k`` and others are integers in blocks; ``int8`` has one scale per output.
+        kv_cache_dtype: of keys and values. ``auto`` is float32 on a CPU, and ``dtype`` on a GPU. Fewer bits round each
+            entry once: a different model with another distribution.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit.
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.
@@ -209,6 +211,7 @@ class EngineConfig(Options):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Dtype = "auto"
     quantization: str | None = None
+    kv_cache_dtype: KVCacheDtype = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=2048, ge=1)

@@ -47,6 +47,7 @@ def _name_dtype(value: object) -> object:
     return DTYPES.get(name, name if str(value) != name else value)
 
 
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_name_dtype)]
 
 
@@ -87,7 +88,17 @@ class WeightOptions(Options):
         return self.dtype is not None or self.quantization is not None
 
 
-LIKE_TARGET = WeightOptions()
+class ModelOptions(WeightOptions):
+    """The weights and the KV cache of a drafter, or of a model of an ensemble.
+
+    Attributes:
+        kv_cache_dtype: as the engine's ``kv_cache_dtype``; None takes the engine's.
+    """
+
+    kv_cache_dtype: KVCacheDtype | None = None
+
+
+LIKE_TARGET = ModelOptions()
 
 
 def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> OptionsT:

@@ -45,7 +45,6 @@ ACCEPTED: Mapping[str, _Accepted] = {
     "max_seq_len_to_capture": _Accepted(_number(0), "a number from 0 up, which has no effect"),
     "swap_space": _Accepted(_number(0), "a number from 0 up, which has no effect"),
     "cpu_offload_gb": _Accepted(_number(0, 0), "0: weights and cache stay on one device"),
-    "kv_cache_dtype": _Accepted(_only("auto"), "'auto'; kv_cache_memory_bytes bounds the cache"),
     "load_format": _Accepted(_only("auto", "safetensors"), "'auto' or 'safetensors'"),
     "tokenizer_mode": _Accepted(_only("auto"), "'auto'"),
     "skip_tokenizer_init": _Accepted(_only(False), "False; prompts may be token ids in any case"),

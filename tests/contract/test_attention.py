@@ -15,6 +15,7 @@ from cospec.errors import InvalidInput
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend, choose_attention
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
+from cospec.models.cache_entries import CACHE_DTYPES, encode
 from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
@@ -51,9 +52,9 @@ def need(backend: AttentionBackend, dim: int = 32, page_size: int = 16) -> None:
         pytest.skip(reason)
 
 
-def layer_of(backend: AttentionBackend, case: AttentionCase) -> LayerBlocks:
+def layer_of(backend: AttentionBackend, case: AttentionCase, dtype: torch.dtype = torch.float32) -> LayerBlocks:
     """A copy of the pages in the layout of the back end."""
-    k, v = case.k_pages.clone(), case.v_pages.clone()
+    k, v = (encode(pages.clone(), dtype) for pages in (case.k_pages, case.v_pages))
     if backend.by_head:
         k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
     return LayerBlocks(k, v)
@@ -78,6 +79,19 @@ def test_attention_is_a_masked_softmax(
     need(backend)
     case = attention_case(BATCHES[name], heads=heads)
     assert worst(attended(backend.prepare(case.batch), backend, case, **layer), case, **layer) < 1e-5
+
+
+@every_backend
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("batch", ["all", "steps"])
+def test_entries_of_every_dtype(backend: AttentionBackend, name: str, batch: str) -> None:
+    """Entries are rounded, and nothing else; a reference without the rounding is far away."""
+    need(backend)
+    case, dtype = attention_case(BATCHES[batch]), CACHE_DTYPES[name]
+    pages = layer_of(backend, case, dtype)
+    found = backend.prepare(case.batch)(case.q, case.k, case.v, pages, AttentionShape(SCALE)).double()
+    assert float((found - dense_attention(case, dtype=dtype)).abs().max()) < 1e-5
+    assert float((found - dense_attention(case)).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize(("dim", "page_size"), [(64, 8), (24, 24)])

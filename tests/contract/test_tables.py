@@ -34,7 +34,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 from cospec.policies.policy_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -74,10 +74,10 @@ class ToyHost:
     default_drafter: str | None = "toy"
     native: bool = True
 
-    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
+    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
         return ToyModel(V, seed=2)
 
-    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.cache_entries import decode, encode
 from cospec.models.input_batch import InputBatch, pack
 
 SCALE = 0.2
@@ -76,12 +77,15 @@ def attention_case(
     return AttentionCase(slices, batch, heads, torch.cat(queries), torch.cat(new_k), torch.cat(new_v), k_pages, v_pages)
 
 
-def dense_attention(case: AttentionCase, window: int | None = None, softcap: float | None = None) -> Tensor:
-    """The same attention in float64, row by row over whole sequences."""
+def dense_attention(
+    case: AttentionCase, window: int | None = None, softcap: float | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The same attention in float64, row by row over whole sequences, of a cache of ``dtype``."""
     batch, result = case.batch, torch.empty_like(case.q, dtype=torch.float64)
     for span, part in zip(batch.spans, case.slices, strict=True):
         rows = range(span.first, span.first + span.rows)
-        keys, values = (x.double() for x in history(part.id, part.start, (case.heads[1], case.q.shape[2])))
+        held = history(part.id, part.start, (case.heads[1], case.q.shape[2]))
+        keys, values = (decode(encode(x, dtype), torch.float32).double() for x in held)
         position = torch.arange(span.length)
         position[span.start :] = batch.positions[rows.start : rows.stop]
         entries = torch.arange(span.length)

@@ -52,7 +52,7 @@ def test_a_pipe_gets_a_line_for_each_step(folder: Path, tmp_path: Path) -> None:
         "device: cpu, float32 weights",
         "kernels: torch's",
         "speculation: ",
-        "KV cache: 8,192 tokens; a sequence has at most 128",
+        "KV cache: 8,192 tokens of float32; a sequence has at most 128",
         f"cospec serves {folder} at http://127.0.0.1:",
     )
     places = [next((number for number, line in enumerate(lines) if part in line), -1) for part in wanted]

@@ -39,7 +39,6 @@ def test_harmless_values_are_accepted_and_the_rest_is_left() -> None:
         ("seed", 42, "SamplingParams"),
         ("max_logprobs", 50, "20"),
         ("enforce_eager", "yes", "True or False"),
-        ("kv_cache_dtype", "fp8", "kv_cache_memory_bytes"),
         ("revision", "main", "hub"),
     ],
 )

@@ -40,7 +40,7 @@ from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
-from cospec.options import ENGINE_THREAD, WeightOptions, parse
+from cospec.options import ENGINE_THREAD, ModelOptions, parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, import_plugins
@@ -133,7 +133,10 @@ def _costs(
         _elsewhere(own.get("executor")) for where, _, own in _methods(speculative) if where
     ):
         return LatencyModels()  # other machines join later
-    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
+    names = (
+        "device", "dtype", "quantization", "kv_cache_dtype", "linear_backend", "attention_backend", "instruction_set",
+        "native",
+    )  # fmt: skip
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     multi_step = None
@@ -235,6 +238,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         device=config.device,
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         linear_backend=config.linear_backend,
         attention_backend=config.attention_backend,
         max_model_len=config.max_model_len,
@@ -310,7 +314,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         if _elsewhere(executor):
             continue
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
-            weights = _weight_options(where, method, own)
+            weights = _model_options(where, method, own)
             try:
                 found.append((str(resolve(name)), options.of_model(weights)))
                 cache_budget(found[-1:])  # one model at a time, so that an error belongs to one
@@ -327,11 +331,11 @@ def _elsewhere(executor: object) -> bool:
     return EXECUTORS.knows(executor) and not EXECUTORS.load(str(executor)).same_machine
 
 
-def _weight_options(where: str, method: str, own: Mapping[str, Any]) -> WeightOptions:
-    """Return the weight options among a drafter's own options; a method without such options has none."""
-    known = WeightOptions.model_fields.keys() & DRAFTERS.load(method).Options.model_fields.keys()
+def _model_options(where: str, method: str, own: Mapping[str, Any]) -> ModelOptions:
+    """Return the options of the model among a drafter's own options; a method without such options has none."""
+    known = ModelOptions.model_fields.keys() & DRAFTERS.load(method).Options.model_fields.keys()
     try:
-        return parse(WeightOptions, {key: own[key] for key in known & own.keys()}, "speculative_config.")
+        return parse(ModelOptions, {key: own[key] for key in known & own.keys()}, "speculative_config.")
     except InvalidInput as error:
         raise error.within(where) if where else error from None
 

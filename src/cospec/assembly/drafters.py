@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput, words
 from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions, parse
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, EXECUTORS, import_plugins
 from cospec.runtime.drafter_executor import DrafterRecipe
@@ -78,7 +78,7 @@ class EngineHost:
         threads = len(cores) or self.threads
         return RemoteHost(target, self.target_path, *defaults, self.options, self.native, threads, self.plugins)
 
-    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
+    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
         """A model that shares the target's vocabulary.
 
         Raises:
@@ -91,7 +91,7 @@ class EngineHost:
             raise InvalidInput("speculative_config.model", given, allowed)
         return model
 
-    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's.
 
         Raises:
@@ -109,7 +109,7 @@ class EngineHost:
         target, own = (Tokenizer.from_file(str(file)) for file in files)
         return model, MappedVocab(target, own, self.target.vocab_size, model.vocab_size)
 
-    def _load(self, name: str, weights: WeightOptions) -> tuple[Model, Path]:
+    def _load(self, name: str, weights: ModelOptions) -> tuple[Model, Path]:
         path = resolve(name)
         return load_model(str(path), self.options.of_model(weights)), path
 

@@ -18,7 +18,7 @@ from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, cache_budget, resolve
 from cospec.models.lora import base_folder
 from cospec.native import library
-from cospec.options import WeightOptions, parse
+from cospec.options import ModelOptions, parse
 from cospec.registry import DRAFTERS, import_plugins
 
 
@@ -82,8 +82,8 @@ def _read(drafter: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     return name, method, {key: value for key, value in drafter.items() if key not in ("name", "method")}
 
 
-def _weights(own: Mapping[str, Any]) -> WeightOptions:
-    return parse(WeightOptions, {key: own[key] for key in WeightOptions.model_fields if key in own}, "drafter: ")
+def _weights(own: Mapping[str, Any]) -> ModelOptions:
+    return parse(ModelOptions, {key: own[key] for key in ModelOptions.model_fields if key in own}, "drafter: ")
 
 
 def _device(options: LoadOptions) -> torch.device:

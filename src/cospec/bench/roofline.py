@@ -9,10 +9,10 @@ a few percent.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ import torch
 from cospec.bench.policy_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
+from cospec.models.cache_entries import cache_dtype
 from cospec.models.checkpoint import read_config, resolve
 from cospec.models.files.open_source import open_source
 from cospec.models.loading import weights_dtype
+from cospec.models.memory import need_of
 from cospec.models.weights.format import choose_format
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -93,7 +95,9 @@ def _best(call: Callable[[], Any], tries: int) -> float:
     return best
 
 
-def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
+def cost_of(
+    model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False, kv_cache_dtype: str = "auto"
+) -> StepCost:
     """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
     folder = resolve(model)
     source = open_source(folder)
@@ -101,20 +105,10 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
     unread = [key for key in source.shapes if untied and key.endswith("embed_tokens.weight")]
     read = [shape for key, shape in source.shapes.items() if key not in unread]
     format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
-    cache_bytes = _cache_bytes(folder, 2 if cuda else 4)
+    entries = cache_dtype(kv_cache_dtype, torch.bfloat16 if cuda else torch.float32)
+    cache_bytes = float(need_of(SimpleNamespace(**read_config(folder)), 0, entries).token)
     weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
     return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))
-
-
-def _cache_bytes(folder: Path, width: int) -> float:
-    """Return the bytes of one token's keys and values over all layers; 0 if the configuration lacks the data."""
-    config: Mapping[str, Any] = read_config(folder)
-    heads = config.get("num_attention_heads")
-    layers = config.get("num_hidden_layers")
-    if not heads or not layers:
-        return 0.0
-    size = config.get("head_dim") or config["hidden_size"] // heads
-    return float(2 * layers * (config.get("num_key_value_heads") or heads) * size * width)
 
 
 def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[StepCost, list[StepStats]]:
@@ -130,7 +124,7 @@ def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[
             engine.step()
     writing = [one for one in seen.steps if one.batched_tokens - one.proposed == one.sequences == len(texts)]
     cuda = config.device != "cpu" and torch.cuda.is_available()
-    return cost_of(config.model, config.dtype, config.quantization, cuda), writing
+    return cost_of(config.model, config.dtype, config.quantization, cuda, config.kv_cache_dtype), writing
 
 
 def figures(cost: StepCost, steps: Sequence[StepStats], device: Device) -> dict[str, Any]:

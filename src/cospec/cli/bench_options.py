@@ -75,6 +75,7 @@ class EngineFlags:
 
     dtype: options.Dtype = None
     quantization: options.Quantization = None
+    kv_cache_dtype: options.KvCacheDtype = None
     device: options.Device = None
     threads: options.Threads = None
     instruction_set: options.InstructionSet = None
@@ -87,6 +88,7 @@ class EngineFlags:
             model=model,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             threads=self.threads,
             instruction_set=self.instruction_set,

@@ -94,6 +94,7 @@ def memory(config: EngineConfig) -> dict[str, Any]:
         "dtype": config.quantization or str(weights_dtype(path, config.dtype)).removeprefix("torch."),
         "speculation": drafting,
         "weights": [{"model": each.model, "format": each.format, "bytes": each.bytes} for each in planned.weights],
+        "kv_cache_dtypes": list(planned.cache_dtypes),
         "kv_cache_bytes_per_token": planned.token_bytes,
         "kv_cache_tokens": planned.kv_cache_tokens,
         "max_model_len": planned.max_model_len,

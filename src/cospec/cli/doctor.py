@@ -30,6 +30,7 @@ def doctor(
     device: options.Device = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
+    kv_cache_dtype: options.KvCacheDtype = None,
     threads: options.Threads = None,
 ) -> None:
     """Check the installation, the machine, the memory and the engine; list what is slow. Exit status 1 on a problem."""
@@ -43,6 +44,7 @@ def doctor(
         device=device,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
     )
     found = examine(EngineConfig.build({"model": model, **given}), smoke)
@@ -110,10 +112,11 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
     from cospec.metrics.engine_summary import count
 
     weights = " + ".join(f"{_mib(each['bytes'])} {each['format']}" for each in plan["weights"])
-    cache = plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"]
+    each_token = plan["kv_cache_bytes_per_token"]
+    cache = f"{_mib(plan['kv_cache_tokens'] * each_token)} {' + '.join(plan['kv_cache_dtypes'])}"
     yield f"model: {plan['model']}, {count(plan['parameters'])} parameters, {plan['dtype']}"
     yield f"speculation: {plan['speculation']}"
-    yield f"plan: weights {weights}; KV cache {_mib(cache)} for {plan['kv_cache_tokens']:,} tokens"
+    yield f"plan: weights {weights}; KV cache {cache} for {plan['kv_cache_tokens']:,} tokens of {each_token:,} bytes"
     yield f"longest sequence: {plan['max_model_len']:,} tokens"
 
 

@@ -50,6 +50,7 @@ def join(
     threads: options.Threads = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
+    kv_cache_dtype: options.KvCacheDtype = None,
 ) -> None:
     """Load drafters and draft for a server. The node may join and leave while the server runs."""
     from cospec.assembly.nodes import build_offers
@@ -59,7 +60,8 @@ def join(
 
     zeromq()
     check_address("address", address, keys)
-    config = EngineConfig.build({"model": model, **present(threads=threads, dtype=dtype, quantization=quantization)})
+    given = present(threads=threads, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    config = EngineConfig.build({"model": model, **given})
     offers = build_offers(config, [_drafter(text) for text in drafter or ["draft_model"]])
     run_node(NodeOptions(address, name or socket.gethostname(), keys, cost_per_hour), offers, _note)
 

@@ -71,6 +71,10 @@ Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or floa
 Quantization = Annotated[
     str | None, typer.Option(help="int8 stores linear weights as 8-bit integers.", rich_help_panel=ENGINE)
 ]
+KvCacheDtype = Annotated[
+    str | None,
+    typer.Option(help="Of keys and values: auto, float32, bfloat16, float16 or int8.", rich_help_panel=ENGINE),
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(

@@ -28,6 +28,7 @@ def profile(
     device: options.Device = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
+    kv_cache_dtype: options.KvCacheDtype = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
@@ -46,7 +47,8 @@ def profile(
     check_file(output, "output")
     check_file(plot, "plot", ".png")
     given = present(device=device, dtype=dtype, quantization=quantization, threads=threads)
-    config = EngineConfig.build(given | present(instruction_set=instruction_set))
+    given |= present(kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set)
+    config = EngineConfig.build(given)
     set_threads(config.threads)
     use_instruction_set(config.instruction_set)
     table, profiles = Table(*HEAD, box=None), []

@@ -147,6 +147,7 @@ def serve(
     device: options.Device = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
+    kv_cache_dtype: options.KvCacheDtype = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
     native: options.Native = None,

@@ -11,7 +11,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, DraftContext, TokenScores
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 
 if TYPE_CHECKING:  # processes without models import no torch
     import torch
@@ -39,10 +39,10 @@ class DrafterBuildContext(Protocol):
     default_heads: str | None  # the heads that belong to the target, when it has some
     native: bool  # whether native drafting is allowed
 
-    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
+    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
-    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
 
     def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:

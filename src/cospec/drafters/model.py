@@ -30,10 +30,10 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
-from cospec.options import WeightOptions
+from cospec.options import ModelOptions
 
 
-class ModelDrafterOptions(WeightOptions):
+class ModelDrafterOptions(ModelOptions):
     """Options of ``draft_model``.
 
     Attributes:

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.models.cache_entries import cache_dtype, dtype_name
 from cospec.models.files.open_source import open_source
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder
 from cospec.native import library
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import LIKE_TARGET, ModelOptions, WeightOptions
 from cospec.registry import DRAFTERS
 
 INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"
@@ -29,6 +30,7 @@ class EngineSummary:
         dtype: of the weights, or their quantization; several names where models differ.
         kernels: the CPU kernels in use, or why native kernels are missing.
         drafting: the drafter and its policy.
+        kv_cache_dtype: of keys and values; several names where models differ.
         kv_cache_tokens: capacity of the KV cache in tokens.
         max_model_len: tokens of the longest sequence.
     """
@@ -38,6 +40,7 @@ class EngineSummary:
     dtype: str
     kernels: str
     drafting: str
+    kv_cache_dtype: str
     kv_cache_tokens: int
     max_model_len: int
 
@@ -49,7 +52,8 @@ class EngineSummary:
             f"device: {self.device}, {self.dtype} weights",
             f"kernels: {self.kernels}",
             f"speculation: {self.drafting}",
-            f"KV cache: {self.kv_cache_tokens:,} tokens; a sequence has at most {self.max_model_len:,}",
+            f"KV cache: {self.kv_cache_tokens:,} tokens of {self.kv_cache_dtype}; "
+            f"a sequence has at most {self.max_model_len:,}",
         ]
 
 
@@ -71,6 +75,7 @@ def summarize(
         dtype=", ".join(dict.fromkeys(_formats(config, paths))),
         kernels=kernels(config, device),
         drafting=drafting,
+        kv_cache_dtype=", ".join(dict.fromkeys(_cache_dtypes(config, paths, device))),
         kv_cache_tokens=tokens[0],
         max_model_len=tokens[1],
     )
@@ -79,11 +84,24 @@ def summarize(
 def _formats(config: EngineConfig, paths: Sequence[Path]) -> list[str]:
     """Return dtype or quantization of each model."""
     found = []
-    members: Sequence[WeightOptions] = config.models or [LIKE_TARGET] * len(paths)
-    for path, own in zip(paths, members, strict=True):
+    for path, own in zip(paths, _members(config, paths), strict=True):
         weights = own if own.given else WeightOptions(dtype=config.dtype, quantization=config.quantization)
         dtype = str(weights_dtype(path, weights.dtype or "auto")).removeprefix("torch.")
         found.append(weights.quantization or dtype)
+    return found
+
+
+def _members(config: EngineConfig, paths: Sequence[Path]) -> Sequence[ModelOptions]:
+    return config.models or [LIKE_TARGET] * len(paths)
+
+
+def _cache_dtypes(config: EngineConfig, paths: Sequence[Path], device: torch.device) -> list[str]:
+    """Return the dtype of each model's KV cache."""
+    found = []
+    for path, own in zip(paths, _members(config, paths), strict=True):
+        dtype = own.dtype or "auto" if own.given else config.dtype
+        states = torch.float32 if device.type == "cpu" else weights_dtype(path, dtype)
+        found.append(dtype_name(cache_dtype(own.kv_cache_dtype or config.kv_cache_dtype, states)))
     return found
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
+from cospec.models.cache_entries import encode, entry_width
 from cospec.models.input_batch import InputBatch, pack
-from cospec.native.operators import one_torch_thread
+from cospec.native.operators import one_torch_thread, zeros
 
 Tables = Callable[[str], Sequence[int]]
 """The pages of a sequence in order."""
@@ -50,15 +51,20 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerBlocks:
-    """Keys and values of one layer, each ``[pages, heads, page_size, dim]``."""
+    """Keys and values of one layer, entries ``[pages, heads, page_size, W]``, see ``cache_entries``."""
 
     keys: Tensor
     values: Tensor
 
+    def write(self, page: Tensor, slot: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values ``[T, Hkv, D]`` of ``T`` tokens to their pages and slots, int64 ``[T]``."""
+        self.keys[page, :, slot] = encode(keys, self.keys.dtype)
+        self.values[page, :, slot] = encode(values, self.values.dtype)
+
 
 def block_bytes(shapes: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one page over all layers, keys and values together."""
-    return sum(2 * shape.heads * shape.dim for shape in shapes) * page_size * dtype.itemsize
+    return sum(2 * shape.heads * entry_width(shape.dim, dtype) for shape in shapes) * page_size * dtype.itemsize
 
 
 class KVCache:
@@ -67,6 +73,7 @@ class KVCache:
     Args:
         shapes: one per attention layer, in the order of their calls.
         pages: the page pool.
+        dtype: of the entries, one of ``cache_entries.CACHE_DTYPES``.
         by_head: store the pages of a head contiguously, so that adjacent pages are one view for stock attention.
     """
 
@@ -79,15 +86,15 @@ class KVCache:
         by_head: bool = False,
     ) -> None:
         self.pages = pages
-        self.device = device
+        self.dtype, self.device = dtype, device
 
         def allocate(shape: LayerShape, layers: int) -> Tensor:
-            """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, dim]``."""
-            if by_head:
-                size = (2 * layers, shape.heads, pages.num_pages, pages.page_size, shape.dim)
-                return torch.zeros(size, dtype=dtype, device=device).transpose(1, 2)
-            size = (2 * layers, pages.num_pages, shape.heads, pages.page_size, shape.dim)
-            return torch.zeros(size, dtype=dtype, device=device)
+            """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, W]``."""
+            width = entry_width(shape.dim, dtype)
+            outer = (shape.heads, pages.num_pages) if by_head else (pages.num_pages, shape.heads)
+            size = (2 * layers, *outer, pages.page_size, width)
+            made = zeros(size, dtype) if device.type == "cpu" else torch.zeros(size, dtype=dtype, device=device)
+            return made.transpose(1, 2) if by_head else made
 
         counts = Counter(shapes)
         self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}

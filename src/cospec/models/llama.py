@@ -61,7 +61,7 @@ class FusedLlama:
         """Build from a loaded transformers model, which may be freed afterwards.
 
         Args:
-            cache: the cache of the forward; the native forward needs contiguous float32 pages on the CPU.
+            cache: the cache of the forward; the native forward needs contiguous pages on the CPU.
             format: of the weights.
             attention: of a forward in torch.
 
@@ -69,7 +69,7 @@ class FusedLlama:
             ModelError: the model is not of the family.
         """
         keys = cache.layers[0].keys
-        plain = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
+        plain = keys.device.type == "cpu" and keys.is_contiguous()
         in_place = plain and operators.available() and cache.pages.page_size % 8 == 0
         return cls.build(read_weights(model, format), attention, in_place)
 

@@ -16,8 +16,9 @@ from cospec.errors import ModelError
 from cospec.models.weights.format import LinearWeights, ReadWeight, StoredWeight, WeightFormat
 from cospec.native import operators
 
-# Types whose frequencies do not depend on the length; `loading` bounds the length of a long-rope model.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+# Types whose frequencies do not depend on the length. `long_rope` chooses those of a long-rope model at load. Dynamic
+# frequencies change beyond the positions of the model, which bound its sequences.
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cospec.models.memory import CacheBudget
 from cospec.models.shard import Shard
-from cospec.options import WeightOptions
+from cospec.options import ModelOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class LoadOptions:
         max_num_seqs: number of running sequences, which bounds an automatic cache size.
         fused: ``auto`` runs supported Llama-family models in the hand-written forward; ``never`` runs transformers.
         instruction_set: of the CPU kernels in the process that loads the model.
+        kv_cache_dtype: of keys and values; ``auto`` is the dtype of the states.
         keep_states: keep the hidden states of every forward in ``Model.states``.
         shard: the part of the model to load, see ``load_stage``.
         num_pages: pages of the KV cache; None computes the number from the memory.
@@ -33,6 +34,7 @@ class LoadOptions:
     linear_backend: str = "auto"
     attention_backend: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     cache_bytes: int | None = None
     budget: CacheBudget | None = None
@@ -46,8 +48,7 @@ class LoadOptions:
     shard: Shard = Shard()
     num_pages: int | None = None
 
-    def of_model(self, weights: WeightOptions) -> LoadOptions:
-        """Return these options with the own weights of a drafter or member, for its own longest sequence."""
-        if not weights.given:
-            return replace(self, max_model_len=None)
-        return replace(self, max_model_len=None, dtype=weights.dtype or "auto", quantization=weights.quantization)
+    def of_model(self, own: ModelOptions) -> LoadOptions:
+        """Return these options with the own options of a drafter or member, for its own longest sequence."""
+        options = replace(self, max_model_len=None, kv_cache_dtype=own.kv_cache_dtype or self.kv_cache_dtype)
+        return replace(options, dtype=own.dtype or "auto", quantization=own.quantization) if own.given else options

@@ -14,6 +14,7 @@ from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
+from cospec.models.cache_entries import cache_dtype, dtype_name
 from cospec.models.checkpoint import check_stored, read_config, resolve, weight_files
 from cospec.models.files.open_source import open_source
 from cospec.models.files.source import EMBEDDING, WeightSource
@@ -23,6 +24,7 @@ from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
 from cospec.models.load_options import LoadOptions
+from cospec.models.long_rope import fix_frequencies
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, merge, read_adapter
 from cospec.models.memory import (
     CacheBudget,
@@ -99,8 +101,12 @@ class _Recipe:
         return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
 
     @property
-    def cache_dtype(self) -> torch.dtype:
+    def state_dtype(self) -> torch.dtype:
         return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return cache_dtype(self.options.kv_cache_dtype, self.state_dtype)
 
 
 def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
@@ -157,6 +163,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
             PlannedWeights(recipe.name, recipe.format.name, need.weights)
             for recipe, need in zip(recipes, needs, strict=True)
         ),
+        cache_dtypes=tuple(dtype_name(recipe.cache_dtype) for recipe in recipes),
         token_bytes=token,
         kv_cache_tokens=pages * options.page_size,
         max_model_len=min(length.allowed, pages * options.page_size),
@@ -207,10 +214,10 @@ def _need(recipe: _Recipe) -> MemoryNeed:
 def _assemble(recipe: _Recipe) -> Model:
     from cospec.models import hf
 
-    config = hf_config(recipe.name, recipe.folder)
+    config = fix_frequencies(hf_config(recipe.name, recipe.folder), recipe.options.max_model_len)
     if _takes_fused(config, recipe):
         return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
-    model = _weights(config, recipe, recipe.cache_dtype)
+    model = _weights(config, recipe, recipe.state_dtype)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.format, recipe.read)
     shapes = hf.probe(model)
@@ -267,11 +274,11 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
 
     with hf_logging_off():
         recipe = _recipe(name, options)
-        whole = hf_config(name, recipe.folder)
+        whole = fix_frequencies(hf_config(name, recipe.folder), options.max_model_len)
         check_shards(whole, options.shard.stages, options.shard.ranks)
         config = shard_config(whole, options.shard)
         fused = _takes_fused(config, recipe)
-        model = _weights(config, recipe, recipe.dtype if fused else recipe.cache_dtype)
+        model = _weights(config, recipe, recipe.dtype if fused else recipe.state_dtype)
         if not fused:
             if recipe.device.type == "cpu":
                 replace_linears(model, recipe.linear, recipe.format)

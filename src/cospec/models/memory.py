@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.models.cache_entries import entry_width
 from cospec.models.kv_cache import LayerShape, block_bytes
+from cospec.models.long_rope import original_length
 from cospec.system import available_memory
 
 _GIB = 1 << 30
@@ -62,6 +64,7 @@ class MemoryPlan:
 
     Attributes:
         weights: of each model, the target's first.
+        cache_dtypes: of the KV cache of each model.
         token_bytes: of one token's keys and values in all models.
         kv_cache_tokens: tokens that fit into the KV cache.
         max_model_len: tokens of the longest sequence.
@@ -70,6 +73,7 @@ class MemoryPlan:
     """
 
     weights: tuple[PlannedWeights, ...]
+    cache_dtypes: tuple[str, ...]
     token_bytes: int
     kv_cache_tokens: int
     max_model_len: int
@@ -87,7 +91,8 @@ def need_of(config: Any, weights: int, dtype: torch.dtype) -> MemoryNeed:
     heads = getattr(config, "num_attention_heads", None) or 0
     shared = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
-    return MemoryNeed(weights, 2 * (getattr(config, "num_hidden_layers", None) or 0) * shared * dim * dtype.itemsize)
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    return MemoryNeed(weights, 2 * layers * shared * entry_width(dim, dtype) * dtype.itemsize)
 
 
 def divide(
@@ -161,22 +166,19 @@ class Length:
 def length_of(config: Any, name: str, requested: int | None) -> Length:
     """Return the length limit of a sequence of the model ``name``: the model's positions, or the user's limit.
 
+    Without a user's limit a long-rope model has its original length, see ``long_rope``.
+
     Raises:
         ModelError: the configuration has no limit, and the user gives none.
         InvalidInput: the model has fewer positions than the user requests.
     """
     limit: Any = getattr(config, "max_position_embeddings", None)
-    kept, cut = limit, ""
-    given = getattr(config, "rope_parameters", None) or {}
-    for rope in (given, *given.values()):  # of the model, or of each kind of layer
-        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond this length the whole batch would switch to other frequencies, for sequences of any length.
-            kept = rope.get("original_max_position_embeddings") or limit
-    if kept != limit:
-        cut = f"its long-rope frequencies change for the whole batch beyond {kept} of its {limit} positions"
+    kept = original_length(config) or limit
     if kept is None and requested is None:
         raise ModelError(f"The model {name} has no length limit in its configuration; set max_model_len.")
-    if requested is not None and (requested < 2 or (kept is not None and requested > kept)):
-        reason = f", since {cut}" if cut else ""
-        raise InvalidInput("max_model_len", requested, f"2 to {kept}, the positions of {name}{reason}")
-    return Length(int(requested if requested is not None else kept), cut if requested is None else "")
+    if requested is not None and (requested < 2 or (limit is not None and requested > limit)):
+        raise InvalidInput("max_model_len", requested, f"2 to {limit}, the positions of {name}")
+    if requested is not None:
+        return Length(int(requested))
+    cut = f"its short long-rope factors hold for {kept} of its {limit} positions, and max_model_len allows more"
+    return Length(int(kept), cut if kept != limit else "")

@@ -50,7 +50,7 @@ class ModelRunner:
         self.name = name
         self.vocab_size = vocab_size
         self.max_len = max_len
-        self.dtype, self.device = cache.layers[0].keys.dtype, cache.layers[0].keys.device
+        self.dtype, self.device = cache.dtype, cache.device
         self.cache = cache
         self.pages: BlockManager = cache.pages
         self.states: Tensor | None = None

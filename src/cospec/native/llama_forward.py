@@ -87,7 +87,7 @@ class NativeLlama:
         """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""
         logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
         keys, values = page_addresses(layers)
-        self._forward(self._handle, _packed(batch, keys, values), logits.data_ptr())
+        self._forward(self._handle, _packed(batch, keys, values, _cache_format(layers)), logits.data_ptr())
         return logits
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,8 @@ class NativeLlama:
         rows = batch.logit_rows.shape[0]
         logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
         keys, values = page_addresses(layers)
-        self._hidden_states(self._handle, _packed(batch, keys, values), logits.data_ptr(), states.data_ptr())
+        packed = _packed(batch, keys, values, _cache_format(layers))
+        self._hidden_states(self._handle, packed, logits.data_ptr(), states.data_ptr())
         return logits, states
 
     def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
@@ -123,7 +124,8 @@ class CacheBoundForward:
         self._runner, self._cache, self._max_len = runner, cache, max_len  # the structs below point into the first two
         self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
         self._keys, self._values = page_addresses(cache.layers)
-        view = (start(self._keys), start(self._values), cache.pages.page_size, runner.vocab_size, max_len)
+        format = operators.cache_format(cache.dtype)
+        view = (start(self._keys), start(self._values), format, cache.pages.page_size, runner.vocab_size, max_len)
         self._cache_view = array("B", _CACHE.pack(*view))
         library = operators.cdll()
         self._score, self._rollout = library.cospec_llama_score, library.cospec_llama_rollout
@@ -190,18 +192,22 @@ def page_addresses(layers: Sequence[LayerBlocks]) -> tuple[array[int], array[int
     return keys, array("Q", [layer.values.data_ptr() for layer in layers])
 
 
+def _cache_format(layers: Sequence[LayerBlocks]) -> int:
+    return operators.cache_format(layers[0].keys.dtype)
+
+
 def _address(numbers: NDArray[Any] | None) -> int:
     return 0 if numbers is None else address(numbers)
 
 
-def _packed(batch: InputBatch, keys: array[int], values: array[int]) -> bytes:
+def _packed(batch: InputBatch, keys: array[int], values: array[int], cache_format: int) -> bytes:
     """Return an ``InputBatch`` that points into ``batch``, ``keys`` and ``values``, which must outlive the call."""
     tables, wanted = batch.tables, batch.logit_rows
     return _INPUT_BATCH.pack(
         batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
         batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
         wanted.data_ptr(), start(keys), start(values),
-        batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1],
+        batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1], cache_format,
     )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ class NativeStage:
         self._model = NativeLlama(weights)
         self._hidden = weights.embedding.shape[1]
         self._keys, self._values = page_addresses(cache.layers)  # the struct below points to these
-        view = (start(self._keys), start(self._values), cache.pages.page_size, self._vocab_size, max_len)
+        format = operators.cache_format(cache.dtype)
+        view = (start(self._keys), start(self._values), format, cache.pages.page_size, self._vocab_size, max_len)
         self._cache_view = array("B", _CACHE.pack(*view))
         self._callback = None if sum is None else _SumCallback(_on_memory(sum))
         self._sum = 0 if self._callback is None else ctypes.cast(self._callback, ctypes.c_void_p).value or 0

@@ -1,4 +1,4 @@
-"""The compiled kernels for models: products of a few rows, and attention over pages. CPU, float32.
+"""The compiled kernels for models: products of a few rows, and attention over pages. CPU, float32 arithmetic.
 
 A result depends on its own row alone, bit for bit: not on the number of rows, threads or the instruction set. Loading
 the library, and the kernels over rows of logits, are in ``cospec.native.library``.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
+from cospec.models.cache_entries import CACHE_DTYPES, dtype_name, entry_width
 from cospec.models.input_batch import InputBatch
 from cospec.models.weights.format import StoredWeight
 from cospec.native import structs
@@ -24,6 +26,7 @@ __all__ = [
     "PackedLinear",
     "attention",
     "available",
+    "cache_format",
     "isa",
     "cdll",
     "one_torch_thread",
@@ -32,6 +35,7 @@ __all__ = [
     "set_threads",
     "threads",
     "why_not",
+    "zeros",
 ]
 
 _ATTENTION = structs.packer(structs.AttentionParams)
@@ -84,6 +88,12 @@ def kernel_id(name: str) -> int:
     return number
 
 
+@cache
+def cache_format(dtype: torch.dtype) -> int:
+    """Return the library's number of a dtype of the KV cache."""
+    return int(cdll().cospec_cache_format(dtype_name(dtype).encode()))
+
+
 def attention(  # noqa: PLR0913 - a layer's whole attention, called once per layer from one place
     q: Tensor,
     k: Tensor,
@@ -99,7 +109,8 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
 
     Args:
         q: float32 ``[T, H, D]``; ``k`` and ``v`` ``[T, Hkv, D]``. Rows and heads may lie any distance apart.
-        k_pages, v_pages: float32 ``[pages, Hkv, page_size, D]``, contiguous; ``page_size`` and ``D`` divide by 8.
+        k_pages, v_pages: entries ``[pages, Hkv, page_size, W]``, contiguous, see ``cache_entries``; ``page_size`` and
+            ``D`` divide by 8.
         window: a row attends keys less than this many positions back.
         softcap: products pass through ``softcap * tanh(x / softcap)``.
 
@@ -114,7 +125,7 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
         q.data_ptr(), k.data_ptr(), v.data_ptr(),
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),
-        heads, k.shape[1], dim, batch.page_size, batch.tables.shape[1],
+        cache_format(k_pages.dtype), heads, k.shape[1], dim, batch.page_size, batch.tables.shape[1],
         scale, softcap or 0.0, window or 0,
         batch.positions.data_ptr(), batch.visible.data_ptr(), batch.tables.data_ptr(), batch.starts.data_ptr(),
         batch.write_at.data_ptr(), batch.mask.data_ptr(), batch.tables.shape[0],
@@ -124,13 +135,26 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
 
 
 def _check_pages(k_pages: Tensor, v_pages: Tensor, k: Tensor, batch: InputBatch) -> None:
-    _, kv_heads, page_size, dim = k_pages.shape
-    fits = (kv_heads, page_size, dim) == (k.shape[1], batch.page_size, k.shape[2]) and v_pages.shape == k_pages.shape
-    plain = k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.dtype == v_pages.dtype == torch.float32
+    _, kv_heads, page_size, width = k_pages.shape
+    dim, dtype = k.shape[2], k_pages.dtype
+    known = dtype in CACHE_DTYPES.values() and width == entry_width(dim, dtype)
+    fits = known and (kv_heads, page_size) == (k.shape[1], batch.page_size) and v_pages.shape == k_pages.shape
+    plain = k_pages.is_contiguous() and v_pages.is_contiguous() and v_pages.dtype is dtype
     if not (fits and plain) or page_size % 8 or dim % 8 or dim > MAX_DIM:
         given = words(f"{k_pages.dtype} of shape {tuple(k_pages.shape)}")
-        allowed = "contiguous float32 [pages, Hkv, page_size, D], page_size and D multiples of 8, D at most 256"
+        allowed = (
+            f"contiguous {', '.join(CACHE_DTYPES)} [pages, Hkv, page_size, D], page_size and D multiples of 8, D at "
+            "most 256; int8 has 4 more bytes"
+        )
         raise InvalidInput("KV cache of the native attention", given, allowed)
+
+
+def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros on the CPU, in huge pages where the system has some, for tensors that are read in small pieces."""
+    made = torch.empty(size, dtype=dtype)
+    if available():
+        cdll().cospec_use_huge_pages(made.data_ptr(), made.nbytes)
+    return made.zero_()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

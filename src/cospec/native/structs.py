@@ -42,7 +42,7 @@ AttentionParams = declare(
     pointer q k v
     int64 q_row q_head k_row k_head v_row v_head
     pointer k_pages v_pages out
-    int64 heads kv_heads dim page_size table_width
+    int64 cache_format heads kv_heads dim page_size table_width
     float scale softcap
     int64 window
     pointer positions visible tables starts write_at mask
@@ -70,7 +70,7 @@ InputBatch = declare(
     "InputBatch",
     """
     pointer ids positions row_sequence visible mask tables starts write_at logit_rows k_pages v_pages
-    int64 num_rows num_sequences num_logit_rows page_size table_width
+    int64 num_rows num_sequences num_logit_rows page_size table_width cache_format
     """,
 )
 Rollout = declare(
@@ -103,7 +103,7 @@ KVCacheView = declare(
     "KVCacheView",
     """
     pointer k_pages v_pages
-    int64 page_size vocab_size max_len
+    int64 cache_format page_size vocab_size max_len
     """,
 )
 BatchView = declare(

@@ -45,12 +45,15 @@ def context_of_llm(
 
     Raises:
         CospecError: a model or option cannot be served.
-        InvalidInput: transformers has no model with the weights of the engine.
+        InvalidInput: transformers has no model with the weights or the KV cache of the engine.
     """
     several = list(models) if len(models) > 1 else None
     llm = LLM(models[0], dict(speculative) if speculative is not None else None, several, **options)
     if llm.engine.config.quantization is not None:
         raise InvalidInput("quantization", llm.engine.config.quantization, "absent: transformers has no such weights")
+    if llm.engine.config.kv_cache_dtype != "auto":
+        allowed = "'auto': transformers rounds no keys and values"
+        raise InvalidInput("kv_cache_dtype", llm.engine.config.kv_cache_dtype, allowed)
     effort = QUICK if quick else FULL
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
     input_processor = llm.engine.parts.input_processor

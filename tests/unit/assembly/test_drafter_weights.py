@@ -17,7 +17,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions, load_model
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import LIKE_TARGET, ModelOptions
 from cospec.registry import WEIGHT_FORMATS
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, write_pair
@@ -89,7 +89,7 @@ def test_the_drafter_computes_in_its_own_format(pair: tuple[Path, Path]) -> None
     options = LoadOptions(device="cpu", dtype="bfloat16", cache_bytes=1 << 20)
     host = EngineHost(load_model(str(target), options), target, None, None, options)
     alone = logits(load_model(str(drafter), LoadOptions(device="cpu", quantization="int8", cache_bytes=1 << 20)))
-    own = host.load_drafter(str(drafter), WeightOptions(quantization="int8"))
+    own = host.load_drafter(str(drafter), ModelOptions(quantization="int8"))
     assert torch.equal(logits(own), alone)
     assert not torch.equal(logits(host.load_drafter(str(drafter), LIKE_TARGET)), alone)
 
@@ -148,3 +148,25 @@ def test_wrong_options_are_one_sentence(pair: tuple[Path, Path], own: dict[str, 
 def test_wrong_options_of_heads_are_one_sentence() -> None:
     with pytest.raises(InvalidInput, match=r"^speculative_config\.quantization is 'int5'"):
         texts(config_of("zoo", {**HEADS, "quantization": "int5"}))
+
+
+def test_each_model_has_a_kv_cache_of_its_own_dtype(pair: tuple[Path, Path]) -> None:
+    speculative = {"method": "draft_model", "model": str(pair[1]), "num_speculative_tokens": 3}
+    plain = memory_plan_of(config_of(pair[0], speculative))[0]
+    config = config_of(pair[0], {**speculative, "kv_cache_dtype": "int8"}, kv_cache_dtype="bfloat16")
+    plan = memory_plan_of(config)[0]
+    assert (plan.cache_dtypes, plain.cache_dtypes) == (("bfloat16", "int8"), ("float32", "float32"))
+    assert plan.token_bytes == plain.token_bytes // 4 + 3 * 2 * 2 * (8 + 4)
+    found, accepted = texts(config)
+    assert found == texts(config_of(pair[0], {"method": "off"}, kv_cache_dtype="bfloat16"))[0]
+    assert accepted > 0
+    shared = memory_plan_of(config_of(pair[0], speculative, kv_cache_dtype="int8"))[0]
+    assert shared.cache_dtypes == ("int8", "int8")
+
+
+@pytest.mark.parametrize("own", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_an_unknown_dtype_of_a_cache_is_refused(pair: tuple[Path, Path], own: dict[str, str]) -> None:
+    engine = {} if own else {"kv_cache_dtype": "fp8"}
+    with pytest.raises(InvalidInput, match=r"'fp8'.*'bfloat16'") as refused:
+        memory_plan_of(config_of(pair[0], {"method": "draft_model", "model": str(pair[1]), **own}, **engine))
+    assert refused.value.field == ("speculative_config." if own else "") + "kv_cache_dtype"

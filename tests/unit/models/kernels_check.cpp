@@ -227,6 +227,25 @@ template <class At> static Doubles attention_of(
     return result;
 }
 
+// The same attention over entries of each format of the cache, which are rounded once.
+static void formats(AttentionParams params, const Floats& keys, const Floats& values, const Floats& plain) {
+    const Doubles wanted(plain.begin(), plain.end());
+#define FORMAT(name, id, Entry)                                                                                 \
+    {                                                                                                           \
+        const long dim = params.dim, bytes = entry_bytes<Entry>(dim), count = keys.size() / dim;                \
+        std::vector<char> k(count * bytes), v(count * bytes);                                                   \
+        for (long e = 0; e < count; e++) {                                                                      \
+            Entry::write(&keys[e * dim], dim, (Entry::Number*)&k[e * bytes]);                                   \
+            Entry::write(&values[e * dim], dim, (Entry::Number*)&v[e * bytes]);                                 \
+        }                                                                                                       \
+        params.cache_format = id, params.k_pages = k.data(), params.v_pages = v.data();                         \
+        const auto run = [&](float* out) { params.out = out, cospec_attention(&params); };                      \
+        near(everywhere(plain.size(), run, "attention of " name), wanted, 0.05, "attention is far off: " name); \
+    }
+    CACHE_FORMATS(FORMAT)
+#undef FORMAT
+}
+
 static void attentions() {
     const Sequences s;
     const long shapes[][3] = {{32, 4, 2}, {64, 2, 2}, {24, 6, 1}, {8, 3, 3}, {256, 2, 1}};
@@ -266,6 +285,7 @@ static void attentions() {
                         wanted.insert(wanted.end(), one.begin(), one.end());
                     }
                 near(found, wanted, 1e-5, "attention is wrong");
+                if (!window && softcap == 0) formats(params, keys, values, found);
             }
 }
 
@@ -337,7 +357,7 @@ static void forwards() {
     // The decoding sequence already has entries in the cache. Their values do not matter, but both sides must read
     // them.
     Floats pages[2][2];
-    float *k_pages[2], *v_pages[2];
+    void *k_pages[2], *v_pages[2];
     for (int i = 0; i < 2; i++) {
         for (int side = 0; side < 2; side++) pages[i][side] = drawn(entries * shared * dim);
         k_pages[i] = pages[i][0].data(), v_pages[i] = pages[i][1].data();

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cospec.core.types import Commit
 from cospec.models.block_manager import BlockPool
+from cospec.models.cache_entries import CACHE_DTYPES
 from cospec.models.kv_cache import KVCache, LayerShape, block_bytes
 
 SHAPES = (LayerShape(2, 3), LayerShape(1, 5))
@@ -27,9 +28,9 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cache_with(by_head: bool, length: int = 14) -> KVCache:
+def cache_with(by_head: bool, length: int = 14, dtype: torch.dtype = torch.float32) -> KVCache:
     """Sequence ``a`` between pages of another; entry ``i`` of every layer, head and dimension holds ``i``."""
-    cache = KVCache(SHAPES, BlockPool(16, 4), torch.float32, torch.device("cpu"), by_head)
+    cache = KVCache(SHAPES, BlockPool(16, 4), dtype, torch.device("cpu"), by_head)
     for part in (4, 8, length):
         cache.pages.allocate("other", part)
         cache.pages.allocate("a", part)
@@ -64,9 +65,10 @@ def test_shapes(by_head: bool) -> None:
     assert cache.layers[0].keys.is_contiguous() is not by_head
 
 
+@pytest.mark.parametrize("dtype", CACHE_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("by_head", [False, True])
-def test_commit_moves_a_path_together(by_head: bool) -> None:
-    cache = cache_with(by_head)
+def test_commit_moves_a_path_together(by_head: bool, dtype: torch.dtype) -> None:
+    cache = cache_with(by_head, dtype=dtype)
     cache.commit([Commit("a", base_len=6, tokens=(1, 2, 3, 4), path=(0, 3, 4), computed=9)])
     assert entries_of(cache) == [0, 1, 2, 3, 4, 5, 6, 9, 10, 9, 10, 11, 12, 13]
 
@@ -94,7 +96,8 @@ def test_commit_of_a_freed_sequence_is_ignored() -> None:
     assert all(float(layer.keys.max()) == 13 for layer in cache.layers)
 
 
-def test_page_bytes_counts_keys_and_values_of_all_layers() -> None:
-    cache = cache_with(False)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES.values(), ids=str)
+def test_page_bytes_counts_keys_and_values_of_all_layers(dtype: torch.dtype) -> None:
+    cache = cache_with(False, dtype=dtype)
     held = sum(entries.nbytes for layer in cache.layers for entries in (layer.keys, layer.values))
-    assert block_bytes(SHAPES, 4, torch.float32) * 16 == held
+    assert block_bytes(SHAPES, 4, dtype) * 16 == held

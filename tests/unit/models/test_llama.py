@@ -184,8 +184,8 @@ def test_other_models_are_refused_with_the_reason() -> None:
     gpt2 = transformers.GPT2Config()
     assert "gpt2" in why_not(gpt2)
     assert "gelu" in why_not(transformers.LlamaConfig(**COMMON | {"hidden_act": "gelu"}))
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    assert "dynamic" in why_not(transformers.LlamaConfig(**COMMON | {"rope_parameters": dynamic}))
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}
+    assert "proportional" in why_not(transformers.LlamaConfig(**COMMON | {"rope_parameters": rope}))
     assert "size 12" in why_not(transformers.LlamaConfig(**COMMON | {"head_dim": 12}))
     assert why_not(transformers.LlamaConfig(**COMMON)) == ""
     model = load("llama")

@@ -15,6 +15,7 @@ from cospec.assembly.build import build_components
 from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, ModelError
 from cospec.models import memory as budgets
+from cospec.models.cache_entries import CACHE_DTYPES
 from cospec.models.kv_cache import LayerShape
 from cospec.models.loading import LoadOptions, cache_budget, load_model
 from cospec.models.memory import CacheBudget, KVRoom, MemoryNeed, divide, need_of, pages_for
@@ -61,13 +62,15 @@ def test_too_little_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         pages(TARGET, divide([TARGET, DRAFTER], CUDA, 0.9, given=1000))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "mistral-window"])
-def test_what_a_cache_takes_is_known_from_the_configuration(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama", "float32"), ("gpt2", "int8"), ("qwen3", "bfloat16"), ("mistral-window", "float16")]
+)
+def test_what_a_cache_takes_is_known_from_the_configuration(name: str, dtype: str, tmp_path: Path) -> None:
     tiny(name).save_pretrained(tmp_path)
-    model = load_model(str(tmp_path), LoadOptions(device="cpu", cache_bytes=1 << 20))
-    taken = sum(layer.keys[0].numel() + layer.values[0].numel() for layer in cast(Any, model).cache.layers) * 4 // 16
+    model = load_model(str(tmp_path), LoadOptions(device="cpu", cache_bytes=1 << 20, kv_cache_dtype=dtype))
+    taken = sum(layer.keys[0].nbytes + layer.values[0].nbytes for layer in cast(Any, model).cache.layers) // 16
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert need_of(config, 0, torch.float32).token == taken
+    assert need_of(config, 0, CACHE_DTYPES[dtype]).token == taken
 
 
 def test_an_engine_divides_what_it_is_given(tmp_path: Path) -> None:

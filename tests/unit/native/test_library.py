@@ -117,7 +117,7 @@ def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
     ("name", "change", "sentence"),
     [
         ("VerifyResult", lambda fields: fields[:-1], "struct VerifyResult has 32 bytes in the library and 24"),
-        ("KVCacheView", lambda fields: fields[::-1], "field KVCacheView.max_len is at byte 32 in the library and at 0"),
+        ("KVCacheView", lambda fields: fields[::-1], "field KVCacheView.max_len is at byte 40 in the library and at 0"),
         ("BatchView", lambda fields: [("q", fields[0][1]), *fields[1:]], "field BatchView.q is at byte -1"),
         ("NoSuch", lambda fields: fields, "struct NoSuch has -1 bytes in the library"),
     ],

@@ -203,7 +203,7 @@ def test_a_drafted_chain_attends_like_plain_decoding() -> None:
 def test_attention_refuses_pages_it_cannot_read() -> None:
     case = attention_case(ATTENTION_SEGMENTS)
     with pytest.raises(InvalidInput, match="multiples of 8"):
-        operators.attention(case.q, case.k, case.v, case.k_pages.half(), case.v_pages.half(), case.batch, 0.2)
+        operators.attention(case.q, case.k, case.v, case.k_pages.double(), case.v_pages.double(), case.batch, 0.2)
     with pytest.raises(InvalidInput, match="multiples of 8"):
         operators.attention(case.q, case.k, case.v, case.k_pages[:, :1], case.v_pages[:, :1], case.batch, 0.2)
 

@@ -14,7 +14,7 @@ from cospec.native import operators
 
 
 class NativeAttention(AttentionBackend):
-    """The native kernel, on a CPU with float32 pages."""
+    """The native kernel, on a CPU."""
 
     name = "native"
     by_head = False

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cospec.models.cache_entries import decode
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks
 
@@ -73,7 +74,7 @@ class Entries:
         self._found: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, pages: LayerBlocks) -> tuple[Tensor, Tensor]:
-        """Return keys and values, each ``[..., Hkv, length, D]``, valid until the next call."""
+        """Return keys and values, each ``[..., Hkv, length, W]``, valid until the next call."""
         (_, count, _, dim), steps = pages.keys.shape, pages.keys.stride()
         key = count, dim, steps
         if key not in self._found:
@@ -111,14 +112,13 @@ class Padded:
     def __call__(
         self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape
     ) -> Tensor:
-        pages.keys[self._page, :, self._slot] = keys
-        pages.values[self._page, :, self._slot] = values
+        pages.write(self._page, self._slot, keys, values)
         (_, count, dim), rows, shared = queries.shape, self._frame.rows, keys.shape[1]
         group = count // shared
         # The queries that share keys become rows of the same head.
         q = queries if rows == 1 else queries[self._take].flatten(0, 1)
         q = q.view(-1, rows, shared, group, dim).permute(0, 2, 3, 1, 4).reshape(-1, shared, group * rows, dim)
-        k, v = self._entries(pages)
+        k, v = (decode(entries, q.dtype) for entries in self._entries(pages))
         product = _plain if heads.softcap is None else capped
         result: Tensor = product(q, k, v, self._mask(heads.window, group, q.dtype), heads)
         result = result.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).reshape(-1, count, dim)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Entries, Frame, Padded, capped, frame_of, worthwhile
+from cospec.models.cache_entries import decode
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks, LayerShape
 
@@ -52,8 +53,7 @@ class _BySequence:
     def __call__(
         self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape
     ) -> Tensor:
-        pages.keys[self._page, :, self._slot] = keys
-        pages.values[self._page, :, self._slot] = values
+        pages.write(self._page, self._slot, keys, values)
         if heads.window not in self._masks:
             self._masks[heads.window] = [_mask(self._batch, span, heads.window) for span in self._batch.spans]
         masks = self._masks[heads.window]
@@ -61,7 +61,8 @@ class _BySequence:
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for span, scattered, mask in zip(self._batch.spans, self._scattered, masks, strict=True):
             rows = slice(span.first, span.first + span.rows)
-            k, v = (_view(pages.keys, span), _view(pages.values, span)) if scattered is None else scattered(pages)
+            found = (_view(pages.keys, span), _view(pages.values, span)) if scattered is None else scattered(pages)
+            k, v = (decode(entries, queries.dtype) for entries in found)
             result[rows] = product(queries[rows].transpose(0, 1), k, v, mask, heads).transpose(0, 1)
         return result
 
@@ -76,7 +77,7 @@ def _scattered(batch: InputBatch, number: int) -> Entries | None:
 
 
 def _view(pages: Tensor, span: SequenceSpan) -> Tensor:
-    """Return cache entries ``[Hkv, length, D]`` of a sequence with adjacent pages; no copy if heads are outermost."""
+    """Return cache entries ``[Hkv, length, W]`` of a sequence with adjacent pages; no copy if heads are outermost."""
     found = pages.transpose(0, 1)[:, span.pages[0] : span.pages[-1] + 1]
     return found.flatten(1, 2)[:, : span.length]
 

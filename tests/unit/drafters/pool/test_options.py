@@ -22,7 +22,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions, parse
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline, toy_drafters
 
@@ -38,12 +38,12 @@ class Host:
     default_heads: str | None = None
     native: bool = True
 
-    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
+    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
         if name == "none":
             raise InvalidInput("speculative_config.model", name, "a model that exists")
         return ToyModel(V, seed=2)
 
-    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:

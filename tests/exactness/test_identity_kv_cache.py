@@ -1,0 +1,87 @@
+"""KV caches of every dtype: drafts change no token, nor do the batch, the threads, the instruction set and the cache's
+size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cospec.core.interfaces import Model
+from cospec.core.types import Request
+from cospec.drafters.model import ModelDrafter
+from cospec.models.loading import LoadOptions, load_model
+from cospec.native import library
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, write_pair
+from harness.toys import run_all, tokens_of
+
+pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+SEEDED = SamplingParams(temperature=0.8, max_tokens=16, seed=3, n=2)
+DTYPES = {"float32": "int8", "bfloat16": "float16", "float16": "bfloat16", "int8": "float32"}
+"""Dtypes of the caches of a target and of its drafter."""
+SHAPES: tuple[dict[str, Any], ...] = ({}, {"max_nodes": 9})  # a chain, a tree
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    isa, threads = library.isa(), library.threads()
+    yield
+    library.set_isa(isa)
+    library.set_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(target, drafter)
+    return target, drafter
+
+
+def load(folder: Path, dtype: str, pages: int = 200) -> Model:
+    cache = pages * PAGE * BYTES_PER_TOKEN
+    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=cache, kv_cache_dtype=dtype)
+    return load_model(str(folder), options)
+
+
+def requests(count: int = 4) -> list[Request]:
+    prompts = [[(7 * n + i * i * 3) % VOCAB if i > 6 else i for i in range(3 + 4 * n)] for n in range(count)]
+    return [
+        each
+        for name, params in (("g", GREEDY), ("s", SEEDED))
+        for n, prompt in enumerate(prompts)
+        for each in make_requests(f"{name}{n}", prompt, params)
+    ]
+
+
+def alone(target: Model) -> dict[str, tuple[int, ...]]:
+    """The outputs of each request by a step per token."""
+    found: dict[str, tuple[int, ...]] = {}
+    for request in requests():
+        found |= tokens_of(run_all(llama_engine(target, None), [request]))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drafts_change_no_token(folders: tuple[Path, Path], dtype: str) -> None:
+    target, drafter = folders
+    plain = alone(load(target, dtype))
+    isas = itertools.cycle(library.offered())
+    for native, shape, (threads, k, pages) in itertools.product(("auto", "off"), SHAPES, ((2, 4, 200), (1, 3, 40))):
+        library.set_isa(next(isas))
+        library.set_threads(threads)
+        drafting = ModelDrafter(load(drafter, DTYPES[dtype], pages), native=native == "auto")
+        running = llama_engine(load(target, dtype, pages), drafting, k, max_num_seqs=6, native=native, **shape)
+        assert tokens_of(run_all(running, requests())) == plain, (native, shape, threads, k)
+        metrics = running.metrics()
+        assert 0 < sum(metrics.accepted_tokens.values()) < sum(metrics.draft_tokens.values())
+
+
+def test_another_dtype_is_another_model(folders: tuple[Path, Path]) -> None:
+    """Negative control: the outputs depend on the rounding of the cache."""
+    assert alone(load(folders[0], "int8")) != alone(load(folders[0], "float32"))
