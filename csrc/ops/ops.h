@@ -26,10 +26,6 @@ struct Scratch {
 // Scratch of this thread, for kernels.
 Scratch& thread_scratch();
 
-// parts: the tensors of a weight in the order of its format: elements [outputs, inputs], then scales [outputs].
-Linear* linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs);
-void linear_free(Linear* linear);
-
 // Rows of one sequence per task: enough to share keys and values, few enough for their state to stay in cache.
 long attention_rows(const AttentionParams& params);
 // Copy rows [first, last) of one head's new keys and values to their pages.

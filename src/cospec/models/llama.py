@@ -18,6 +18,7 @@ from cospec.core.interfaces import NativeForward
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
+from cospec.models.files.array_file import PackedModel
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
@@ -83,12 +84,20 @@ class FusedLlama:
         """
         vocab_size = weights.embedding.shape[0]
         if in_place:
-            from cospec.native.llama_forward import NativeLlama
+            from cospec.native.packed_llama import in_memory
 
-            return cls(NativeLlama(weights), vocab_size)
+            return cls.packed(in_memory(weights))
         runner = TorchRunner(weights, attention)
         graphs = weights.embedding.device.type == "cuda" and attention.capture_entries > 0
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
+
+    @classmethod
+    def packed(cls, model: PackedModel) -> FusedLlama:
+        """Build the native forward from packed weights."""
+        from cospec.native.llama_forward import NativeLlama
+
+        runner = NativeLlama(model)
+        return cls(runner, runner.vocab_size)
 
     def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
         """Return the entry points on one cache, for sequences of up to ``max_len`` tokens."""

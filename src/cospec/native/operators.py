@@ -7,18 +7,18 @@ the library, and the kernels over rows of logits, are in ``cospec.native.library
 from __future__ import annotations
 
 import weakref
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
+from cospec.models.files.array_file import ArrayMemory, Arrays, Bytes
 from cospec.models.input_batch import InputBatch
-from cospec.models.weights.format import StoredWeight
+from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
-from cospec.native.library import available, cdll, isa, set_isa, set_threads, start, threads, why_not
+from cospec.native.library import address, available, cdll, isa, set_isa, set_threads, threads, why_not
 
 __all__ = [
     "PackedLinear",
@@ -49,16 +49,10 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: StoredWeight, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.outputs, weight.inputs
-        parts = [part.cpu().contiguous() for part in weight.format.pack(weight.parts)]
-        pointers = array("Q", [part.data_ptr() for part in parts])
-        shift = None if bias is None else bias.detach().cpu().float().contiguous()
-        found = cdll()
-        self.handle: int = found.cospec_linear_new(
-            kernel_id(weight.format.kernel), start(pointers),
-            None if shift is None else shift.data_ptr(), self.out_features, self.in_features,
-        )  # fmt: skip
-        self._product = found.cospec_linear
-        weakref.finalize(self, found.cospec_linear_free, self.handle)
+        memory = ArrayMemory()
+        add_linear(memory, "weight", LinearWeights(weight, bias))
+        self._product = cdll().cospec_linear
+        self._handle = LinearHandle(weight.format.kernel, (weight.outputs, weight.inputs), memory.arrays, "weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 ``[..., in]`` to ``[..., out]``."""
@@ -68,8 +62,51 @@ class PackedLinear(nn.Module):
             raise InvalidInput("input of a packed linear layer", given, f"float32 [..., {self.in_features}] on the CPU")
         x = x.contiguous()
         y = torch.empty((*shape[:-1], self.out_features))
-        self._product(self.handle, x.data_ptr(), x.numel() // self.in_features, y.data_ptr())
+        self._product(self._handle.address, x.data_ptr(), x.numel() // self.in_features, y.data_ptr())
         return y
+
+
+class LinearHandle:
+    """The library's handle of a packed weight, which stays in the memory of its arrays.
+
+    Args:
+        shape: outputs and inputs.
+        arrays: hold the weight as ``name``; scales and bias, if any, as ``add_linear`` names them.
+        start: bytes of the array before the weight.
+    """
+
+    def __init__(
+        self, kernel: str, shape: tuple[int, int], arrays: Mapping[str, Bytes], name: str, start: int = 0
+    ) -> None:
+        self._arrays = arrays[name]
+        scale, bias = (arrays.get(f"{name}.{part}") for part in ("scale", "bias"))  # the library copies both
+        found = cdll()
+        self.address: int = found.cospec_linear_new(
+            kernel_id(kernel), address(self._arrays) + start, *(x if x is None else address(x) for x in (scale, bias)),
+            *shape,
+        )  # fmt: skip
+        weakref.finalize(self, found.cospec_linear_free, self.address)
+
+
+def add_linear(to: Arrays, name: str, linear: LinearWeights) -> None:
+    """Pack the weight of a linear layer as ``name``, its scales as ``name.scale``, its bias as ``name.bias``."""
+    weight = linear.weight
+    first, *scales = (part.cpu().contiguous() for part in weight.format.pack(weight.parts))
+    shape, kernel = (weight.outputs, weight.inputs), kernel_id(weight.format.kernel)
+    library = cdll()
+    to.add(
+        name,
+        library.cospec_packed_bytes(kernel, *shape),
+        lambda at: library.cospec_pack(kernel, first.data_ptr(), *shape, at),
+    )
+    for part, values in zip(("scale", "bias"), (scales[0] if scales else None, linear.bias), strict=True):
+        if values is not None:
+            add_tensor(to, f"{name}.{part}", values.float())
+
+
+def add_tensor(to: Arrays, name: str, tensor: Tensor) -> None:
+    """Store the numbers of a tensor of one dimension or more."""
+    to.keep(name, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
 
 
 def kernel_id(name: str) -> int:
