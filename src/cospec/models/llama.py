@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cospec.core.interfaces import NativeForward
+from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
@@ -162,15 +163,18 @@ class TorchRunner:
 
     def __init__(self, weights: LlamaWeights, attention: AttentionBackend) -> None:
         weights = replace(weights, layers=tuple(weights.layers))
+        dense = [layer.dense for layer in weights.layers if layer.dense is not None]
+        if len(dense) < len(weights.layers):
+            raise ModelError("The fused forward in torch cannot run a mixture of experts.")
         self._weights, self.attention = weights, attention
         self._layers = tuple(
             (
                 [self._decoded(part) for part in layer.qkv],
                 self._decoded(layer.output),
-                self._decoded(layer.gate.join(layer.up)),
-                self._decoded(layer.down),
+                self._decoded(own.gate.join(own.up)),
+                self._decoded(own.down),
             )
-            for layer in weights.layers
+            for layer, own in zip(weights.layers, dense, strict=True)
         )
         self._head = self._decoded(weights.head)
         table = weights.table

@@ -21,7 +21,7 @@ from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
-from cospec.models.llama_weights import LlamaWeights
+from cospec.models.llama_weights import LlamaWeights, has_experts
 from cospec.models.load_options import LoadOptions
 from cospec.models.lora import merge
 from cospec.models.memory import (
@@ -237,7 +237,8 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
 
 def _llama_weights(config: Any, recipe: Recipe) -> LlamaWeights:
     table = recipe.table
-    model = _weights(config, recipe, recipe.dtype, () if table is None else (EMBEDDING,))
+    elsewhere = [] if table is None else [EMBEDDING]
+    model = _weights(config, recipe, recipe.dtype, elsewhere + (recipe.source.experts if recipe.direct else []))
     return read_weights(model, recipe.format, recipe.read, table)
 
 
@@ -272,7 +273,9 @@ def _takes_fused(config: Any, recipe: Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
     if recipe.options.fused == "never" or why_not(config) or not _same_gates(recipe):
         return False
-    return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
+    if recipe.device.type == "cuda":
+        return not has_experts(config)
+    return _attention(recipe, ()).native_forward and recipe.linear == "native"
 
 
 def _same_gates(recipe: Recipe) -> bool:

@@ -47,6 +47,11 @@ class NativeLlama:
             name: operators.LinearHandle(kernel, (outputs, inputs), model.arrays, name)
             for name, (kernel, outputs, inputs) in facts["linears"].items()
         }
+        self._experts = {
+            name: [operators.LinearHandle(kernel, (outputs, inputs), model.arrays, name, n) for n in range(count)]
+            for name, (kernel, outputs, inputs, count) in facts["experts"].items()
+        }
+        self._tables = {name: array("Q", [one.address for one in own]) for name, own in self._experts.items()}
         self._vocab_size, self._hidden = facts["vocab_size"], facts["config"]["hidden"]
         layers = np.zeros(len(facts["layers"]), structs.LlamaLayer)
         for number, own in enumerate(facts["layers"]):
@@ -68,6 +73,8 @@ class NativeLlama:
     def _address(self, name: str) -> int:
         if name in self._linears:
             return self._linears[name].address
+        if name in self._tables:
+            return start(self._tables[name])
         return address(self._model.arrays[name]) if name in self._model.arrays else 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:

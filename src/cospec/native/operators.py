@@ -7,14 +7,14 @@ the library, and the kernels over rows of logits, are in ``cospec.native.library
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
-from cospec.models.files.array_file import ArrayMemory, Arrays, Bytes
+from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Arrays, Bytes
 from cospec.models.input_batch import InputBatch
 from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
@@ -72,36 +72,50 @@ class LinearHandle:
     Args:
         shape: outputs and inputs.
         arrays: hold the weight as ``name``; scales and bias, if any, as ``add_linear`` names them.
-        start: bytes of the array before the weight.
+        place: of the weight among the weights of the array.
     """
 
     def __init__(
-        self, kernel: str, shape: tuple[int, int], arrays: Mapping[str, Bytes], name: str, start: int = 0
+        self, kernel: str, shape: tuple[int, int], arrays: Mapping[str, Bytes], name: str, place: int = 0
     ) -> None:
-        self._arrays = arrays[name]
-        scale, bias = (arrays.get(f"{name}.{part}") for part in ("scale", "bias"))  # the library copies both
+        self._weights, number = arrays[name], kernel_id(kernel)
+        vectors = [arrays.get(f"{name}.{part}") for part in ("scale", "bias")]  # the library copies both
+        starts = [None if x is None else address(x) + 4 * place * shape[0] for x in vectors]
         found = cdll()
-        self.address: int = found.cospec_linear_new(
-            kernel_id(kernel), address(self._arrays) + start, *(x if x is None else address(x) for x in (scale, bias)),
-            *shape,
-        )  # fmt: skip
+        weight = address(self._weights) + place * _packed_bytes(number, shape)
+        self.address: int = found.cospec_linear_new(number, weight, *starts, *shape)
         weakref.finalize(self, found.cospec_linear_free, self.address)
 
 
 def add_linear(to: Arrays, name: str, linear: LinearWeights) -> None:
     """Pack the weight of a linear layer as ``name``, its scales as ``name.scale``, its bias as ``name.bias``."""
-    weight = linear.weight
-    first, *scales = (part.cpu().contiguous() for part in weight.format.pack(weight.parts))
-    shape, kernel = (weight.outputs, weight.inputs), kernel_id(weight.format.kernel)
-    library = cdll()
-    to.add(
-        name,
-        library.cospec_packed_bytes(kernel, *shape),
-        lambda at: library.cospec_pack(kernel, first.data_ptr(), *shape, at),
-    )
-    for part, values in zip(("scale", "bias"), (scales[0] if scales else None, linear.bias), strict=True):
-        if values is not None:
-            add_tensor(to, f"{name}.{part}", values.float())
+    add_weights(to, name, lambda _: linear.weight, 1)
+    if linear.bias is not None:
+        add_tensor(to, f"{name}.bias", linear.bias.float())
+
+
+def add_weights(to: Arrays, name: str, weight: Callable[[int], StoredWeight], count: int) -> None:
+    """Pack weights of one shape and format as one array, and their scales as ``name.scale``."""
+    first, scales = weight(0), list[Tensor]()
+    shape, kernel = (first.outputs, first.inputs), kernel_id(first.format.kernel)
+    size = _packed_bytes(kernel, shape)
+
+    def fill(at: int) -> None:
+        for number in range(count):
+            own = weight(number) if number else first
+            integers, *scale = (part.cpu().contiguous() for part in own.format.pack(own.parts))
+            cdll().cospec_pack(kernel, integers.data_ptr(), *shape, at + number * size)
+            scales.extend(scale)
+
+    to.add(name, count * size, fill)
+    if scales:
+        add_tensor(to, f"{name}.scale", torch.cat(scales).float())
+
+
+def _packed_bytes(kernel: int, shape: tuple[int, int]) -> int:
+    """Return the bytes from a packed weight to the next in an array."""
+    size = int(cdll().cospec_packed_bytes(kernel, *shape))
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def add_tensor(to: Arrays, name: str, tensor: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Packs the weights of the Llama family for the kernels.
 
 Arrays have the names of the fields of ``LlamaConfig`` and, after ``layers.N.``, of ``LlamaLayer``. The facts are the
-other fields of both structs, and kernel, outputs and inputs of each linear layer.
+other fields of both structs, and kernel, outputs and inputs of each linear layer. The experts of a layer are one array.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cospec.models.files.array_file import ArrayMemory, Arrays, PackedModel
 from cospec.models.hf_logging import packing_progress
-from cospec.models.llama_weights import LayerWeights, LlamaWeights
-from cospec.models.weights.format import LinearWeights
-from cospec.native.operators import add_linear, add_tensor
+from cospec.models.llama_weights import DenseWeights, ExpertWeights, LayerWeights, LlamaWeights
+from cospec.models.weights.format import LinearWeights, StoredWeight
+from cospec.native.operators import add_linear, add_tensor, add_weights
 
 TABLE_ROWS = 1024  # compared at once
 
@@ -36,17 +36,17 @@ def pack(weights: LlamaWeights, to: Arrays) -> dict[str, Any]:
     packing.tensor("final_norm", weights.final_norm)
     packing.tensor("inverse_frequencies", weights.frequencies)
     packing.linear("head", weights.head)
-    factors, first = weights.factors, weights.layers[0]
+    factors = weights.factors
     config = {
+        **packing.sizes,
         "num_layers": len(layers),
         "hidden": weights.embedding.shape[1],
         "heads": weights.heads,
         "kv_heads": weights.kv_heads,
         "dim": weights.dim,
-        "intermediate": first.gate.weight.outputs,
         "rotated": 2 * weights.frequencies.shape[1],
         "num_tables": len(weights.frequencies),
-        "wide_norms": int(first.q_norm is not None and first.q_norm.shape[0] != weights.dim),
+        "wide_norms": int(packing.q_norms not in (0, weights.dim)),
         "gelu": int(weights.activation == "gelu_tanh"),
         "eps": weights.eps,
         "scale": weights.scale,
@@ -63,6 +63,7 @@ def pack(weights: LlamaWeights, to: Arrays) -> dict[str, Any]:
         "vocab_size": weights.embedding.shape[0],
         "layers": layers,
         "linears": packing.linears,
+        "experts": packing.experts,
     }
 
 
@@ -71,11 +72,19 @@ class _Packing:
 
     Attributes:
         linears: kernel, outputs and inputs of each linear layer.
+        experts: the same, and the number of experts.
+        sizes: fields of ``LlamaConfig`` that say how large feed-forwards are.
+        q_norms: numbers of the norm of queries, 0 without norm.
     """
 
     def __init__(self, to: Arrays) -> None:
         self._to = to
         self.linears: dict[str, tuple[str, int, int]] = {}
+        self.experts: dict[str, tuple[str, int, int, int]] = {}
+        self.sizes = dict.fromkeys(
+            ("intermediate", "num_experts", "experts_per_token", "expert_intermediate", "normalized_experts"), 0
+        )
+        self.q_norms = 0
 
     def tensor(self, name: str, tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -86,6 +95,28 @@ class _Packing:
         add_linear(self._to, name, linear)
         self.linears[name] = (weight.format.kernel, weight.outputs, weight.inputs)
 
+    def dense(self, place: str, dense: DenseWeights) -> None:
+        self.linear(place + "gate_up", dense.gate.join(dense.up, rows=_interleave))
+        self.linear(place + "down", dense.down)
+        self.sizes["intermediate"] = dense.gate.weight.outputs
+
+    def mixture(self, place: str, mixture: ExpertWeights) -> None:
+        def gate_up(number: int) -> StoredWeight:
+            gate, up = mixture.expert_gate_up(number)
+            return gate.join([up], rows=_interleave)
+
+        self.linear(place + "router", mixture.router)
+        for name, of_expert in (("expert_gate_up", gate_up), ("expert_down", mixture.expert_down)):
+            add_weights(self._to, place + name, of_expert, mixture.count)
+            first = of_expert(0)
+            self.experts[place + name] = (first.format.kernel, first.outputs, first.inputs, mixture.count)
+        self.sizes |= {
+            "num_experts": mixture.count,
+            "experts_per_token": mixture.per_token,
+            "expert_intermediate": mixture.down.inputs,
+            "normalized_experts": int(mixture.normalized),
+        }
+
     def layer(self, number: int, layer: LayerWeights) -> dict[str, int]:
         """Pack a layer, and return the fields of ``LlamaLayer`` that are numbers."""
         place = f"layers.{number}."
@@ -94,8 +125,11 @@ class _Packing:
         for name, projection in zip("qkv", layer.qkv, strict=False):  # projections of one format are joined
             self.linear(place + name, projection)
         self.linear(place + "output", layer.output)
-        self.linear(place + "gate_up", layer.gate.join(layer.up, rows=_interleave))
-        self.linear(place + "down", layer.down)
+        if layer.dense is not None:
+            self.dense(place, layer.dense)
+        if layer.experts is not None:
+            self.mixture(place, layer.experts)
+        self.q_norms = 0 if layer.q_norm is None else layer.q_norm.shape[0]
         return {"window": layer.window or 0, "rotary": -1 if layer.rotary is None else layer.rotary}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,8 +100,6 @@ def test_arrays_lie_at_multiples_of_64_bytes(saved: Path) -> None:
 
 def _key_of(path: Path) -> Any:
     """Return the key that stands in a file."""
-    import json
-
     text = path.read_bytes()[:-48]
     return json.loads(text[text.rindex(b'{"key"') :])["key"]
 
@@ -119,8 +119,8 @@ def test_a_large_file_counts_by_its_times_too(tmp_path: Path, monkeypatch: pytes
     file, beginning = tmp_path / "large", os.urandom(1 << 20)
     file.write_bytes(beginning + bytes(16 << 20))
     assert identity(file, small=0) is None  # too new: a change may have the same time
-    now = weight_cache.time.time_ns
-    monkeypatch.setattr(weight_cache.time, "time_ns", lambda: now() + 10**10)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)
     before, facts = identity(file, small=0), file.stat()
     with file.open("r+b") as stream:
         stream.seek((1 << 20) + 12345)  # between two samples
@@ -169,20 +169,19 @@ def test_a_file_of_other_weights_is_not_taken(saved: Path, tmp_path: Path) -> No
     tiny(1).save_pretrained(tmp_path / "other" / "model")
     other, expected = tmp_path / "other" / "model", run(saved)
     assert not torch.equal(run(other), expected)
-    first, second = entries()
-    (of_saved,) = [path for path in (first, second) if "model" in path.name and _is_of(path, saved)]
-    shutil.copy(first if of_saved == second else second, of_saved)
+    first, second = sorted(entries(), key=lambda path: _is_of(path, saved))
+    shutil.copy(first, second)
     assert torch.equal(run(saved), expected)
 
 
 def _is_of(path: Path, folder: Path) -> bool:
-    return _key_of(path)["files"][0] == identity(folder / "model.safetensors")
+    return bool(_key_of(path)["files"][0] == identity(folder / "model.safetensors"))
 
 
 def test_no_room_on_the_disk(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(saved, OFF)
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(weight_cache.shutil, "disk_usage", lambda _: usage(1, 1, 0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
     assert torch.equal(run(saved), expected)
     assert entries() == []
 
