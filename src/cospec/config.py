@@ -184,6 +184,8 @@ class EngineConfig(Options):
         max_num_batched_tokens: tokens computed per step, drafts included.
         kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
             quarter of the free memory, at most 1 GiB on a CPU.
+        weight_cache_bytes: bytes of packed weights that are kept on disk for later starts; 0 keeps none. None takes the
+            environment variable ``COSPEC_WEIGHT_CACHE_BYTES``, or 32 GiB.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
@@ -216,6 +218,7 @@ class EngineConfig(Options):
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=2048, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    weight_cache_bytes: int | None = Field(default=None, ge=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"

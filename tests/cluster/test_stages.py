@@ -59,7 +59,7 @@ class Folders:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     found = Folders(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
-    write_pair(found.target, found.drafter, LAYERS)
+    write_pair(found.target, found.drafter, layers=LAYERS)
     return found
 
 

@@ -38,6 +38,7 @@ from cospec.models.loading import (
 )
 from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
+from cospec.models.weight_cache import WeightCache
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
 from cospec.options import ENGINE_THREAD, ModelOptions, parse
@@ -247,6 +248,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         max_num_seqs=config.max_num_seqs,
         gpu_memory_utilization=config.gpu_memory_utilization,
         instruction_set=config.instruction_set,
+        weight_cache=WeightCache.of(config.weight_cache_bytes),
     )
 
 
