@@ -3,8 +3,8 @@
 Run ``python -m benchmarks.counts`` for this checkout, or ``python -m benchmarks.counts CHECKOUT ...`` for others. The
 files of a request are counted from ``LLM.generate`` to the first product in the native library: all files with a call
 in between, and the files on the call stack at that time. Over HTTP all files with a call count, of server and engine
-process, while a server answers one request. Generated pages do not count as words for a reader. ``--report`` writes the
-table to ``benchmarks/report/counts.md``.
+process, while a server answers one request. A plug-in has a file of its own, however short. Generated pages do not
+count as words for a reader. ``--report`` writes the table to ``benchmarks/report/counts.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -102,22 +102,35 @@ def static(root: Path) -> dict[str, int]:
     classes = Counter(node.name for _, tree in source for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     calls = [node for _, tree in source for node in ast.walk(tree) if isinstance(node, ast.Call)]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path, _ in source}
+    small = {path for path, count in lines.items() if 0 < count < SMALL and path.name != "__init__.py"}
     pages = [root / "README.md", *(path for path in (root / "docs").rglob("*.md") if not generated(path))]
     return {
         "Python files": len(source),
         "lines of Python": sum(lines.values()),
         "lines of C++": sum(len(path.read_text("utf-8").splitlines()) for path in sorted((root / "csrc").rglob("*.*"))),
         "lines of core/": sum(count for path, count in lines.items() if path.parent.name == "core"),
-        f"modules under {SMALL} lines": sum(
-            0 < count < SMALL and path.name != "__init__.py" for path, count in lines.items()
-        ),
+        f"modules under {SMALL} lines": len(small),
+        f"modules under {SMALL} lines that are no plug-in": len(small - plug_ins(source)),
         "class names defined twice": sum(count > 1 for count in classes.values()),
         "getattr with a default": sum(
             isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) == 3 for call in calls
         ),
         "private attributes in tests": private_uses(root / "tests"),
-        "words of docs": sum(len(re.findall(r"\S+", path.read_text(encoding="utf-8"))) for path in pages),
+        "words of docs": sum(map(count_words, pages)),
+        "words of docs, reference apart": sum(count_words(page) for page in pages if "reference" not in page.parts),
     }
+
+
+def plug_ins(source: Sequence[tuple[Path, ast.Module]]) -> set[Path]:
+    """Files that a table of plug-ins names, as ``package.module:Class``; each plug-in has a file of its own."""
+    texts = {node.value for _, tree in source for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    named = {text.split(":")[0] for text in texts if isinstance(text, str) and re.fullmatch(r"cospec[.\w]+:\w+", text)}
+    return {path for path, _ in source if any(path.as_posix().endswith(f"/{n.replace('.', '/')}.py") for n in named)}
+
+
+def count_words(page: Path) -> int:
+    """Return the number of words of a page."""
+    return len(re.findall(r"\S+", page.read_text(encoding="utf-8")))
 
 
 def generated(page: Path) -> bool:

@@ -20,14 +20,18 @@ def stored(name: str) -> Found:
 
 
 def summary() -> str:
-    """Tokens per second of each system, one request at a time and eight at once."""
-    alone, together = ({run["label"]: run for run in stored(f"compare_batch{size}")["runs"]} for size in (1, 8))
-    lines = ["| system | one at a time, tokens/s | eight at once, tokens/s |", "| --- | --- | --- |"]
+    """Tokens per second of each system, one request at a time and eight at once, with all and with AVX2 kernels."""
+    files = [f"compare_batch{size}{kernels}" for kernels in ("", "_avx2") for size in (1, 8)]
+    columns = [{run["label"]: run for run in stored(name)["runs"]} for name in files]
+    lines = [
+        "| system | one at a time, tokens/s | eight at once, tokens/s | one at a time, AVX2 | eight at once, AVX2 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name in SYSTEMS:
-        cells = [f"{runs[name]['output_throughput']:.0f}" if name in runs else "" for runs in (alone, together)]
+        cells = [f"{runs[name]['output_throughput']:.0f}" if name in runs else "" for runs in columns]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     machine = stored("compare_batch1")["machine"]
-    kernels = f"kernels {machine['kernels']}, torch {machine['torch']}"
+    kernels = f"kernels {machine['kernels']} and avx2, torch {machine['torch']}"
     return "\n".join([*lines, "", f"{machine['processor']}, {machine['cores']} cores, {kernels}.", ""])
 
 

@@ -1,4 +1,4 @@
-"""Writes ``benchmarks/report/*.md`` and the figures of pages from stored results, and the page of modules.
+"""Writes ``benchmarks/report/*.md`` and the figures of pages from stored results, and the pages of modules and options.
 
 Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. In README and ``docs/results.md`` a
 block begins with ``<!-- figures: NAME -->`` and ends with ``<!-- end -->``; NAME is a key of ``BLOCKS``.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
-from benchmarks import modules
+from benchmarks import modules, options_page
 from benchmarks.claims import claims
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, summary
@@ -44,7 +44,12 @@ REPORTS = {
         "the time. `× NAME` is the speed over that system, from paired turns. `same text` is the share of "
         "outputs that equal the output of `generate`. In bfloat16 transformers rounds every sum and cospec "
         "keeps float32 sums, so near-ties fall otherwise.",
-        (("One request at a time", "compare_batch1"), ("Eight requests at once", "compare_batch8")),
+        (
+            ("One request at a time", "compare_batch1"),
+            ("Eight requests at once", "compare_batch8"),
+            ("One request at a time, AVX2 kernels", "compare_batch1_avx2"),
+            ("Eight requests at once, AVX2 kernels", "compare_batch8_avx2"),
+        ),
     ),
     "servers": Report(
         "Servers and forwards on the same weights",
@@ -83,6 +88,8 @@ REPORTS = {
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
+            ("The same with AVX-512", "load-disturbed_2-x-amd-epyc_avx512"),
+            ("The same with AVX2", "load-disturbed_2-x-amd-epyc_avx2"),
         ),
     ),
     "pool": Report(
@@ -180,3 +187,4 @@ def main() -> None:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     modules.write()
+    options_page.write()

@@ -19,11 +19,17 @@ DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code"
 OURS = """'off={"speculative_config": {"method": "off"}}'
 'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
 'ngram-4={"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}' auto=cospec"""
+AUTO_AVX2 = """'auto={"instruction_set": "avx2"}'"""
+AVX2 = OURS.replace("={", '={"instruction_set": "avx2", ').replace("auto=cospec", AUTO_AVX2)
+ONE_REQUEST = f"{DATA} --num-prompts 9 --repetitions 2 --output-len 64"
+EIGHT_REQUESTS = f"{DATA} --batch-size 8 --num-prompts 24 --output-len 64"
 ONE = f"generate=transformers assisted=transformers-assisted lookup=transformers-lookup {OURS}"
 EIGHT = f"generate=transformers batching=transformers-continuous {OURS}"
 COMMANDS = {
-    "compare_batch1": f"bench compare {ONE} {DATA} --num-prompts 9 --repetitions 2 --output-len 64",
-    "compare_batch8": f"bench compare {EIGHT} {DATA} --batch-size 8 --num-prompts 24 --output-len 64",
+    "compare_batch1": f"bench compare {ONE} {ONE_REQUEST}",
+    "compare_batch8": f"bench compare {EIGHT} {EIGHT_REQUESTS}",
+    "compare_batch1_avx2": f"bench compare {AVX2} {ONE_REQUEST}",
+    "compare_batch8_avx2": f"bench compare {AVX2} {EIGHT_REQUESTS}",
     "roofline": "bench roofline zoo",
     "roofline_fp32": "bench roofline zoo --dtype float32",
 }

@@ -22,16 +22,19 @@ class SpeculativeConfig(Options):
     """The drafter and the acceptance method. The drafter checks keys that have no field here.
 
     Attributes:
-        method: a name from the drafter table, or ``off``.
-        num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy. ``auto`` sets no limit
-            for the policy.
-        acceptance_method: ``auto`` takes ``match`` for greedy and seeded requests, and ``block`` for other requests.
-        policy: chooses the draft length of each request. ``auto`` is ``fixed`` for a number of tokens, else
-            ``goodput``.
+        method: ``draft_model``, ``ngram``, ``suffix``, ``heads``, ``pool``, ``synthetic``, ``off``, or a plug-in's
+            name. Models of the zoo default to ``draft_model``, other models to ``suffix``.
+        num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
+            chains have 8 tokens at most; ``goodput`` doubles this limit, up to 32, where a request takes whole chains.
+        acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
+            for greedy and seeded requests, and ``block`` for other requests.
+        policy: chooses the draft length of each request: ``goodput``, ``slope``, ``confidence``, ``milp``, ``fixed``
+            or ``off``. ``auto`` is ``fixed`` for a number of tokens, else ``goodput``.
         policy_options: options of the policy.
         max_nodes: tokens of a draft tree per step, side branches included. None drafts chains.
         widths: children per node at each level of the tree. None lets the likeliest paths decide.
-        execution_mode: the order of drafting and verification. ``auto`` chooses by measured times.
+        execution_mode: the order of drafting and verification: ``sequential``, ``pipelined`` or ``draft-ahead``.
+            ``auto`` chooses by measured times.
         drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another ``thread``,
             in a ``process``, or on drafter nodes (``node``).
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
@@ -39,7 +42,8 @@ class SpeculativeConfig(Options):
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
         request_may_choose: the choices that a request may make for its own drafts.
         cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
-        options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``.
+        options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``; given as keys beside
+            these.
     """
 
     method: str = "off"
@@ -163,7 +167,10 @@ class EngineConfig(Options):
             ``model`` is then the name of the first.
         ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: which model proposes how many tokens.
-        model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
+        model: ``zoo``, ``zoo:NAME``, a folder, a GGUF file, or a hub name.
+        tokenizer: a folder or hub name, where the model's folder has no tokenizer.
+        served_model_name: the model's name in responses.
+        device: of the weights; ``auto`` is a GPU if one is present.
         dtype: of the weights in memory. ``auto`` keeps the file's; ``half`` is ``float16``, ``float`` is ``float32``.
             On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
             four bytes each. Sums are always float32.
@@ -173,7 +180,7 @@ class EngineConfig(Options):
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.
         kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
-            share of free memory.
+            quarter of the free memory, at most 1 GiB on a CPU.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
@@ -188,7 +195,8 @@ class EngineConfig(Options):
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
         cost_per_hour: the price of the target's machine, in any currency; for metrics only.
-        plugins: Python modules that the engine's process imports first, for example to register a blend.
+        plugins: Python modules that the engine's process imports first, for example to register a blend; ``--plugin``.
+        speculative_config: an object with the keys below; JSON on the command line.
     """
 
     model: str = "zoo"

@@ -37,9 +37,12 @@ Paths = tuple[tuple[int, ...], ...]
 
 
 class MedusaOptions(WeightOptions):
-    """``heads``: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own heads.
+    """Options of ``heads``.
 
     Without ``dtype`` and ``quantization`` the heads and their copy of the output embedding are bfloat16, as the files.
+
+    Attributes:
+        heads: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own heads.
     """
 
     heads: str | None = None

@@ -20,7 +20,12 @@ from cospec.options import Options
 
 
 class NgramOptions(Options):
-    """Bounds of the suffix length, in tokens."""
+    """Options of ``ngram``.
+
+    Attributes:
+        prompt_lookup_max: tokens of the longest suffix that is looked up.
+        prompt_lookup_min: tokens of the shortest suffix that is looked up.
+    """
 
     prompt_lookup_max: int = Field(default=4, ge=1, le=32)
     prompt_lookup_min: int = Field(default=2, ge=1, le=32)

@@ -29,7 +29,12 @@ ROOT = 0
 
 
 class SuffixOptions(Options):
-    """Number of stored tokens of finished responses; 0 stores none. A token takes about 1 KB."""
+    """Options of ``suffix``.
+
+    Attributes:
+        suffix_max_cached_tokens: stored tokens of finished responses, about 1 KB each; 0 stores none.
+        suffix_min_match: tokens of the shortest suffix that is continued.
+    """
 
     suffix_max_cached_tokens: int = Field(default=65536, ge=0)
     suffix_min_match: int = Field(default=1, ge=1, le=LONGEST)

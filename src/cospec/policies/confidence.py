@@ -25,7 +25,12 @@ from cospec.policies.policy_context import PolicyContext
 
 
 class ConfidenceOptions(Options):
-    """The options of ``goodput``, and the running product below which drafting stops."""
+    """Options of ``confidence``.
+
+    Attributes:
+        goodput: options of the policy ``goodput``, which decides who gets a draft.
+        threshold: drafting stops where the product of the confidences falls below this number.
+    """
 
     goodput: GoodputOptions = GoodputOptions()
     threshold: float = Field(default=0.3, ge=0, lt=1)

@@ -27,7 +27,12 @@ CLOSE = 1e-9
 
 
 class MilpOptions(Options):
-    """The options of ``goodput``, and the time limit of one solve in seconds."""
+    """Options of ``milp``.
+
+    Attributes:
+        goodput: options of the policy ``goodput``, which gives rates and costs.
+        time_limit: seconds of one solution.
+    """
 
     goodput: GoodputOptions = GoodputOptions()
     time_limit: float = Field(default=1.0, gt=0, strict=False)

@@ -24,9 +24,10 @@ class ServerSettings(Options):
     """Options of the server; times are in seconds.
 
     Attributes:
-        port: 0 takes a free port.
-        api_key: the valid keys; empty for open access.
-        api_key_file: a file with more keys, one per line; ``auth.read_keys`` reads the file.
+        host: the address on which the server listens.
+        port: 0 takes a free port and prints the port.
+        api_key: the valid keys; empty for open access. The variable ``COSPEC_API_KEY`` holds a key where none is given.
+        api_key_file: a file with more keys, one per line.
         allowed_hosts: allowed values of the header ``Host``, ``*.`` for subdomains; empty for any.
         allowed_origins: allowed CORS origins, ``*`` for any; empty for none.
         max_body_bytes: bytes of one request.
@@ -35,10 +36,11 @@ class ServerSettings(Options):
         max_stop_sequences: stop strings per request.
         max_logprobs: alternatives per token.
         max_priority: requests may set a priority from minus to plus this number.
-        max_concurrent_requests: outputs that run or wait; None derives the bound from ``max_num_seqs``.
+        max_concurrent_requests: outputs that run or wait; more get 429. None is 4 times ``max_num_seqs``, at least
+            ``max_outputs``.
         max_key_share: share of these outputs for one key; None is 1 with one key, else 0.5.
-        requests_per_minute: calls per minute of one key; None for any number.
-        request_timeout: the longest time from the start of a call to the end of its answer.
+        requests_per_minute: calls per minute of one key; without keys, of all clients together. None for any number.
+        request_timeout: the longest time from the start of a call to the end of its answer; then 504 or an error event.
         max_connections: open connections; at the limit the longest waiting connection closes.
         header_timeout: for the head of a request, from its first byte or the start of the connection.
         body_timeout: for the body of a request.
@@ -46,7 +48,7 @@ class ServerSettings(Options):
         write_timeout: for a client to read the data that fills its connection.
         strict: refuse unknown keys of a request instead of naming the keys in a header.
         drain_timeout: for running requests after SIGTERM; a second signal aborts the requests.
-        engine_timeout: time without progress after which ``/health`` reports a frozen engine; see ``Supervision``.
+        engine_timeout: time without progress after which ``/health`` reports a frozen engine.
         max_engine_restarts: consecutive restarts before the server ends; 0 ends the server with the engine.
         log_level: uvicorn's log level.
     """

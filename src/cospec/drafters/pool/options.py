@@ -25,8 +25,8 @@ class PoolOptions(Options):
         combiner: how drafts are combined.
         routing: how drafters are chosen per request.
         routing_options: of the routing itself.
-        drafters: each with a ``name``, a ``method`` and the method's own options; ``executor`` and ``cores`` as in
-            ``DrafterPlace``.
+        drafters: each with a ``name``, a ``method`` and the method's own options; ``executor``,
+            ``cores`` and ``cost_per_hour`` say where the drafter runs.
         deadline: seconds that a step waits for a drafter; None waits without limit.
         at_most: drafters per request and step, without the free drafters, unless the policy gives a number; None leaves
             the number to the routing.

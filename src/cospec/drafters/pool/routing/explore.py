@@ -23,7 +23,8 @@ class ExploreOptions(Options):
     """Options of ``explore``.
 
     Attributes:
-        alpha, beta: probability of choosing the best drafters after a bad and after a good step.
+        alpha: probability of choosing the best drafters after a bad step.
+        beta: probability of choosing the best drafters after a good step.
         tau: accepted tokens of a good step.
         epsilon: minimum distance of c and d from 0 and 1.
         rate: step size of a score, per step.
