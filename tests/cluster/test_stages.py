@@ -20,7 +20,7 @@ from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Event, FinishReason, Request
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.model import ModelDrafter

@@ -15,7 +15,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
 from cospec.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.pipelined_verifier import PipelinedVerifier
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called, check_cores
