@@ -176,7 +176,8 @@ class EngineConfig(Options):
             On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
             four bytes each. Sums are always float32.
         quantization: a format of linear weights with fewer bits: a different model with another distribution.
-            ``q8_0``, ``q4_k`` and others are integers in blocks; ``int8`` has one scale per output.
+            ``q8_0``, ``q6_k``, ``q5_1``, ``q5_k``, ``q5_0``, ``q4_1``, ``q4_k``, ``q4_0``, ``iq4_nl`` and ``mxfp4``
+            are the blocks of GGUF; ``int8`` has one scale per output. None keeps the blocks of a GGUF file.
         kv_cache_dtype: of keys and values. ``auto`` is float32 on a CPU, and ``dtype`` on a GPU. Fewer bits round each
             entry once: a different model with another distribution.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit.
