@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.headlines import stored
@@ -132,9 +133,15 @@ def pipelines(name: str = "pipelined, thread") -> Sequence[float]:
     return way["speed"], *way["speed_interval"]
 
 
-def not_run() -> Sequence[float]:
-    """No figure."""
-    raise LookupError
+def over_links() -> Sequence[float]:
+    """Speed of windows over one token per traversal, median, least and most, on 4 and 8 nodes with slow links."""
+    speeds = [
+        row["measured"]["off"]["token"] / row["measured"]["fixed"]["token"]
+        for pipeline in stored("dsd")["pipelines"]
+        for row in pipeline["rows"]
+        if pipeline["nodes"]["count"] >= 4 and row["ratio"] >= 3
+    ]
+    return median(speeds), min(speeds), max(speeds)
 
 
 CLAIMS = (
@@ -158,7 +165,7 @@ CLAIMS = (
           lambda: over_fixed("cosine", "coupled k=5")),
     Claim("CoSine", "the same, over lengths by goodput in turn", (1.2, 1.6), SIMULATED,
           lambda: over_fixed("cosine", "coupled goodput")),
-    Claim("DSD", "speed over plain decoding, 4 to 8 nodes", (1.91, 2.56), MEASURED, not_run),
+    Claim("DSD", "speed over plain decoding, 4 to 8 nodes", (1.91, 2.56), MEASURED, over_links),
     Claim("DSD", "adaptive over exact verification", (1.15, 1.20), MEASURED, relaxed),
     Claim("CoS", "two models of one size, T = 1, over standard", (1.34, 1.62), MEASURED, blended("weighted-two", 1.0)),
     Claim("CoS", "contrastive, T = 0, over standard", (1.26, 2.23), MEASURED, blended("contrastive", 0.0)),
