@@ -15,7 +15,7 @@ from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.cache_entries import dtype_name
 from cospec.models.checkpoint import configurations, resolve, weight_files
-from cospec.models.files.array_file import Arrays, PackedModel
+from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
@@ -252,7 +252,7 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
     how = {"format": type(recipe.format).__qualname__, "dtype": str(recipe.dtype), "convert": recipe.convert}
     size = recipe.source.num_bytes(recipe.format, recipe.convert)
 
-    def pack_weights(to: Arrays) -> dict[str, Any]:
+    def pack_weights(to: ArrayMemory) -> dict[str, Any]:
         return packed_llama.pack(_llama_weights(config, recipe), to)
 
     return cache.packed(recipe.folder.name, files, how, size, pack_weights)

@@ -1,4 +1,4 @@
-"""Packed weights on disk, in the user's cache directory: a second start maps the file of the first.
+"""Packed weights on disk, in the user's cache directory: a second start reads the file of the first.
 
 A file belongs to its key: the weight files, the options that change the packed weights, and the code that packs them.
 Large weight files count by name, inode, size, times and a sample of their contents. A write changes ``ctime``, which
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.errors import InvalidInput
-from cospec.models.files.array_file import ArrayFileWriter, ArrayMemory, Arrays, PackedModel, read_arrays
+from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays, write_arrays
 from cospec.native import library
 from cospec.system import cache_directory
 
@@ -37,8 +37,8 @@ _SUFFIX = ".weights"
 
 _log = logging.getLogger(__name__)
 
-Pack = Callable[[Arrays], dict[str, Any]]
-"""Packs a model into arrays, and returns its facts."""
+Pack = Callable[[ArrayMemory], dict[str, Any]]
+"""Packs a model into memory, and returns its facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class WeightCache:
     """
 
     max_bytes: int = 0
-    min_bytes: int = 64 << 20
+    min_bytes: int = 256 << 20
 
     @classmethod
     def of(cls, max_bytes: int | None) -> WeightCache:
@@ -68,7 +68,7 @@ class WeightCache:
         return cls(int(given))
 
     def packed(self, name: str, files: Sequence[Path], how: Mapping[str, Any], size: int, pack: Pack) -> PackedModel:
-        """Return packed weights: mapped from the cache, or packed into the cache, or packed into memory.
+        """Return packed weights: from the cache, or packed and stored for later starts.
 
         Args:
             name: of the model, for its file and the log.
@@ -80,7 +80,7 @@ class WeightCache:
         if key is None:
             return _in_memory(pack)
         text = json.dumps(key, sort_keys=True).encode()
-        path = folder() / f"{name}-{hashlib.sha256(text).hexdigest()[:24]}{_SUFFIX}"
+        path = folder() / f"{name[:64]}-{hashlib.sha256(text).hexdigest()[:24]}{_SUFFIX}"
         try:
             found = read_arrays(path, key)
             os.utime(path)  # the time of the last use
@@ -89,11 +89,12 @@ class WeightCache:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("the packed weights in %s are not used (%s) and are packed again", path, error)
+        packed = _in_memory(pack)
         try:
-            return self._store(path, key, size, pack, lambda: self._key(files, how))
+            self._store(path, key, packed, lambda: self._key(files, how))
         except OSError as error:
             _log.warning("the packed weights of %s are not stored: %s", name, error)
-        return _in_memory(pack)
+        return packed
 
     def _key(self, files: Sequence[Path], how: Mapping[str, Any]) -> dict[str, Any] | None:
         known = [identity(file) for file in files]
@@ -101,28 +102,24 @@ class WeightCache:
             return None
         return {"files": known, "how": dict(how), "code": _code(), "kernels": library.build()}
 
-    def _store(
-        self, path: Path, key: Mapping[str, Any], size: int, pack: Pack, key_now: Callable[[], Any]
-    ) -> PackedModel:
+    def _store(self, path: Path, key: Mapping[str, Any], packed: PackedModel, key_now: Callable[[], Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        size = sum(data.nbytes for data in packed.arrays.values())
+        if size > self.max_bytes:
+            raise OSError(errno.EFBIG, f"they take {size} bytes, and the cache has {self.max_bytes}")
         self._remove_oldest(self.max_bytes - size)
         if shutil.disk_usage(path.parent).free < size + _RESERVE:
             raise OSError(errno.ENOSPC, f"the disk of {path.parent} has no room for {size} bytes")
         handle, unfinished = tempfile.mkstemp(_SUFFIX, ".", path.parent)
         os.close(handle)
         partial = Path(unfinished)
-        writer = ArrayFileWriter(partial, self.max_bytes)
         try:
-            writer.finish(key, pack(writer))
-            found = read_arrays(partial, key, check=False)
+            write_arrays(partial, key, packed)
             if key_now() != key:
                 raise OSError(errno.EBUSY, "the weight files changed while they were read")
-            self._remove_oldest(self.max_bytes - partial.stat().st_size)
             partial.replace(path)
         finally:
-            writer.close()
             partial.unlink(missing_ok=True)
-        return found
 
     def _remove_oldest(self, allowed: int) -> None:
         """Remove unfinished files of ended processes, and then the oldest files until ``allowed`` bytes are left."""
@@ -188,7 +185,8 @@ def identity(file: Path, small: int = SMALL) -> list[Any] | None:
 
 def _in_memory(pack: Pack) -> PackedModel:
     memory = ArrayMemory()
-    return PackedModel(pack(memory), memory.arrays)
+    facts = pack(memory)
+    return PackedModel(facts, memory.arrays, frozenset(memory.kept))
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
 from cospec.models.cache_entries import CACHE_DTYPES, dtype_name, entry_width
-from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Arrays, Bytes
+from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Bytes
 from cospec.models.input_batch import InputBatch
 from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
@@ -91,24 +91,24 @@ class LinearHandle:
         weakref.finalize(self, found.cospec_linear_free, self.address)
 
 
-def add_linear(to: Arrays, name: str, linear: LinearWeights) -> None:
+def add_linear(to: ArrayMemory, name: str, linear: LinearWeights) -> None:
     """Pack the weight of a linear layer as ``name``, its scales as ``name.scale``, its bias as ``name.bias``."""
     add_weights(to, name, lambda _: linear.weight, 1)
     if linear.bias is not None:
         add_tensor(to, f"{name}.bias", linear.bias.float())
 
 
-def add_weights(to: Arrays, name: str, weight: Callable[[int], StoredWeight], count: int) -> None:
+def add_weights(to: ArrayMemory, name: str, weight: Callable[[int], StoredWeight], count: int) -> None:
     """Pack weights of one shape and format as one array, and their scales as ``name.scale``."""
     first, scales = weight(0), list[Tensor]()
     shape, kernel = (first.outputs, first.inputs), kernel_id(first.format.kernel)
     size = _packed_bytes(kernel, shape)
 
-    def fill(at: int) -> None:
+    def fill(packed: Bytes) -> None:
         for number in range(count):
             own = weight(number) if number else first
             integers, *scale = (part.cpu().contiguous() for part in own.format.pack(own.parts))
-            cdll().cospec_pack(kernel, integers.data_ptr(), *shape, at + number * size)
+            cdll().cospec_pack(kernel, integers.data_ptr(), *shape, address(packed) + number * size)
             scales.extend(scale)
 
     to.add(name, count * size, fill)
@@ -122,7 +122,7 @@ def _packed_bytes(kernel: int, shape: tuple[int, int]) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def add_tensor(to: Arrays, name: str, tensor: Tensor) -> None:
+def add_tensor(to: ArrayMemory, name: str, tensor: Tensor) -> None:
     """Store the numbers of a tensor of one dimension or more."""
     to.keep(name, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
 

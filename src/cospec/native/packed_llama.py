@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cospec.models.files.array_file import ArrayMemory, Arrays, PackedModel
+from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.hf_logging import packing_progress
 from cospec.models.llama_weights import DenseWeights, ExpertWeights, LayerWeights, LlamaWeights
 from cospec.models.weights.format import LinearWeights, StoredWeight
@@ -24,10 +24,11 @@ TABLE_ROWS = 1024  # compared at once
 def in_memory(weights: LlamaWeights) -> PackedModel:
     """Return the packed weights in memory."""
     memory = ArrayMemory()
-    return PackedModel(pack(weights, memory), memory.arrays)
+    facts = pack(weights, memory)
+    return PackedModel(facts, memory.arrays, frozenset(memory.kept))
 
 
-def pack(weights: LlamaWeights, to: Arrays) -> dict[str, Any]:
+def pack(weights: LlamaWeights, to: ArrayMemory) -> dict[str, Any]:
     """Pack weights, one layer at a time, and return the facts of the model."""
     packing = _Packing(to)
     layers = [packing.layer(number, layer) for number, layer in enumerate(packing_progress(weights.layers))]
@@ -77,7 +78,7 @@ class _Packing:
         q_norms: numbers of the norm of queries, 0 without norm.
     """
 
-    def __init__(self, to: Arrays) -> None:
+    def __init__(self, to: ArrayMemory) -> None:
         self._to = to
         self.linears: dict[str, tuple[str, int, int]] = {}
         self.experts: dict[str, tuple[str, int, int, int]] = {}

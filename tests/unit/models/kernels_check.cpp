@@ -357,10 +357,11 @@ static void forwards() {
         qkv[i] = matrix(FP32, all_heads * dim, hidden, 0.25f), output[i] = matrix(INT8, hidden, heads * dim, 0.25f);
         gate_up[i] = matrix(INT8, 2 * padded, hidden, 0.25f), down[i] = matrix(FP32, hidden, inner, 0.25f);
         layers[i] = {input_norm.data(), mlp_norm.data(), nullptr, nullptr, q_norm.data(), k_norm.data(), qkv[i].packed,
-            nullptr, nullptr, output[i].packed, gate_up[i].packed, down[i].packed, i ? 3 : 0, 0};
+            nullptr, nullptr, output[i].packed, gate_up[i].packed, down[i].packed, nullptr, nullptr, nullptr, i ? 3 : 0,
+            0};
     }
     const LlamaConfig config = {layers, halves.data(), final_norm.data(), head.packed, frequencies.data(), BF16, 2,
-        hidden, heads, shared, dim, inner, dim, 1, 0, 0, 1e-5f, 0.25f, 1.0f, 1.0f, 1.0f, 1.0f, 0.0f, 0.0f};
+        hidden, heads, shared, dim, inner, dim, 1, 0, 0, 0, 0, 0, 0, 1e-5f, 0.25f, 1.0f, 1.0f, 1.0f, 1.0f, 0.0f, 0.0f};
     const size_t entries = 3 * s.width * s.page_size;
     std::vector<int64_t> ids, logit_rows = {0, 19, 20, 21, 22, 23, 24, 25};
     for (long r = 0; r < s.rows; r++) ids.push_back(r * 7 % vocab);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -43,15 +45,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     library.set_threads(threads)
 
 
-def random_model(seed: int = 3) -> Any:
-    torch.manual_seed(seed)
+def random_model(**changes: Any) -> Any:
+    torch.manual_seed(3)
     options: dict[str, Any] = {
         "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "num_experts": EXPERTS,
         "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True, "bos_token_id": None,
         "eos_token_id": None,
     }  # fmt: skip
-    config = transformers.Qwen3MoeConfig(**options)
+    config = transformers.Qwen3MoeConfig(**options | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     for parameter in model.parameters():
         scale, start = (0.08, 0.0) if parameter.dim() >= 2 else (0.1, parameter.data)
@@ -161,14 +163,47 @@ def test_only_the_chosen_experts_are_read(tmp_path: Path) -> None:
     assert not torch.equal(other[0], wanted[0])
 
 
-def test_safetensors_with_experts_one_by_one(tmp_path: Path) -> None:
-    model = random_model()
+CHANGES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "first layer without": {"mlp_only_layers": [0], "intermediate_size": 320, "norm_topk_prob": False},
+    "three of five": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_safetensors_with_experts_one_by_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = random_model(**changes)
     model.save_pretrained(tmp_path)
     assert any(".experts.0." in name for name in open_source(tmp_path).shapes)
     native = load(tmp_path)
     assert native.native_forward is not None
     wanted = model(torch.tensor([PROMPTS[2]]), use_cache=False).logits[0]
     torch.testing.assert_close(forward(native, PROMPTS[2:3])[0], wanted, atol=2e-4, rtol=0)
+
+
+def test_quantized_safetensors_with_experts_one_by_one(tmp_path: Path) -> None:
+    """Integers with a scale per output, as compressed-tensors stores them: the values of all experts count."""
+    model = random_model()
+    model.save_pretrained(tmp_path)
+    file, stored = tmp_path / "model.safetensors", {}
+    for name, weight in load_file(file).items():
+        stored[name] = weight
+        if ".experts." in name:
+            scale = (weight.abs().amax(1, keepdim=True) / 127).half()
+            stored[name] = (weight / scale.float()).round().to(torch.int8)
+            stored[name.replace(".weight", ".weight_scale")] = scale
+            _, _, layer, _, _, expert, part, _ = name.split(".")
+            experts = model.model.layers[int(layer)].mlp.experts
+            rows = {"gate_proj": slice(0, 256), "up_proj": slice(256, 512)}.get(part, slice(None))
+            both = experts.down_proj if part == "down_proj" else experts.gate_up_proj
+            both.data[int(expert), rows] = stored[name].float() * scale.float()
+    save_file(stored, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}
+    quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    wanted = model(torch.tensor([PROMPTS[2]]), use_cache=False).logits[0]
+    torch.testing.assert_close(forward(load(tmp_path), PROMPTS[2:3])[0], wanted, atol=2e-4, rtol=0)
 
 
 def requests() -> list[Request]:

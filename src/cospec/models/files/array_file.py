@@ -1,4 +1,4 @@
-"""Named arrays in memory, or in a file that is mapped: the packed weights of a model.
+"""Named arrays in memory and in a file: the packed weights of a model.
 
 A file holds the arrays, each at a multiple of 64 bytes, then a description in JSON, and at the end the hash and the
 length of the description. The description has a checksum of each array, so damage anywhere in the file is found.
@@ -6,29 +6,32 @@ length of the description. The description has a checksum of each array, so dama
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import mmap
+import os
 import struct
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cospec.native.library import address, checksum
+from cospec.system import usable_processors
 
 Bytes = NDArray[np.uint8]
-Fill = Callable[[int], object]
-"""Writes the bytes of an array to an address."""
+Fill = Callable[[Bytes], object]
+"""Writes the bytes of an array."""
 
 ALIGNMENT = 64
 _MAGIC = b"cospec-a"
 _END = struct.Struct("<32sQ8s")  # hash and bytes of the description, magic
 _HUGE_PAGE = 2 << 20
+_PART = 16 << 20  # bytes that a thread reads
 _ARENA = 64 << 20  # bytes; arrays of this size have memory of their own
 
 
@@ -38,29 +41,13 @@ class PackedModel:
 
     Attributes:
         facts: numbers and names, which JSON can hold.
-        arrays: bytes by name; each begins at a multiple of 64 bytes.
+        arrays: bytes by name; added arrays begin at a multiple of 64 bytes.
+        kept: names of arrays that existed before. A forward reads few rows of them.
     """
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, Bytes]
-
-
-class Arrays(Protocol):
-    """Where arrays are stored."""
-
-    def add(self, name: str, size: int, fill: Fill) -> None:
-        """Store an array of ``size`` bytes.
-
-        Raises:
-            OSError: a file has no room.
-        """
-
-    def keep(self, name: str, data: Bytes) -> None:
-        """Store bytes that exist; memory keeps them without a copy.
-
-        Raises:
-            OSError: a file has no room.
-        """
+    kept: frozenset[str]
 
 
 class ArrayMemory:
@@ -68,21 +55,23 @@ class ArrayMemory:
 
     Attributes:
         arrays: by name.
+        kept: names of the arrays that ``keep`` stored.
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, Bytes] = {}
+        self.kept: set[str] = set()
         self._free: Bytes = np.empty(0, np.uint8)
 
     def add(self, name: str, size: int, fill: Fill) -> None:
-        """See ``Arrays``."""
+        """Make an array of ``size`` bytes."""
         self.arrays[name] = self._reserve(size)
-        if size:
-            fill(address(self.arrays[name]))
+        fill(self.arrays[name])
 
     def keep(self, name: str, data: Bytes) -> None:
-        """See ``Arrays``."""
+        """Store bytes that exist, without a copy."""
         self.arrays[name] = data
+        self.kept.add(name)
 
     def _reserve(self, size: int) -> Bytes:
         padded = _padded(size)
@@ -95,72 +84,65 @@ class ArrayMemory:
         return found
 
 
-class ArrayFileWriter:
-    """Writes the arrays of a file one after another.
+def write_arrays(path: Path, key: Mapping[str, Any], model: PackedModel) -> None:
+    """Write a packed model under a key.
 
-    Args:
-        limit: bytes of the file.
+    Raises:
+        OSError: the file has no room.
     """
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._stream, self._limit = path.open("wb"), limit
-        self._entries: dict[str, tuple[int, int, int]] = {}
-        self._buffer: Bytes = np.empty(0, np.uint8)
-
-    def add(self, name: str, size: int, fill: Fill) -> None:
-        """See ``Arrays``."""
-        if size > len(self._buffer):
-            self._buffer = huge_pages(size)
-        if size:
-            fill(address(self._buffer))
-        self.keep(name, self._buffer[:size])
-
-    def keep(self, name: str, data: Bytes) -> None:
-        """See ``Arrays``."""
-        start, size = self._stream.tell(), data.nbytes
-        if start + _padded(size) > self._limit:
-            raise OSError(errno.EFBIG, f"the packed weights take more than {self._limit} bytes")
-        self._entries[name] = (start, size, checksum(data))
-        self._stream.write(data.data)
-        self._stream.write(bytes(_padded(size) - size))
-
-    def finish(self, key: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Write the description.
-
-        Raises:
-            OSError: the file has no room.
-        """
-        text = json.dumps({"key": key, "facts": facts, "arrays": self._entries}).encode()
-        self._stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
-        self._stream.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+    entries: dict[str, tuple[int, int, int]] = {}
+    with path.open("wb") as stream:
+        for name, data in model.arrays.items():
+            entries[name] = (stream.tell(), data.nbytes, checksum(data))
+            stream.write(data.data)
+            stream.write(bytes(_padded(data.nbytes) - data.nbytes))
+        description = {"key": key, "facts": model.facts, "arrays": entries, "kept": sorted(model.kept)}
+        text = json.dumps(description).encode()
+        stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
 
 
-def read_arrays(path: Path, key: Mapping[str, Any], check: bool = True) -> PackedModel:
-    """Map the arrays of a file.
+def read_arrays(path: Path, key: Mapping[str, Any]) -> PackedModel:
+    """Read the arrays of a file. Kept arrays are mapped; the others go to huge pages, which forwards read faster.
 
     Args:
         key: the key that the file must have.
-        check: compare the checksums, which reads all arrays.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file is damaged, or has another key.
     """
-    with path.open("rb") as stream:
+    with path.open("rb", buffering=0) as stream:
         whole = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    found = _description(whole)
-    if found["key"] != json.loads(json.dumps(key)):
-        raise ValueError("the file belongs to other weights")
-    arrays = {name: whole[start : start + size] for name, (start, size, _) in found["arrays"].items()}
-    if check:
-        damaged = [name for name, (_, _, expected) in found["arrays"].items() if checksum(arrays[name]) != expected]
-        if damaged:
-            raise ValueError(f"the array {damaged[0]} is damaged")
-    return PackedModel(found["facts"], arrays)
+        found = _description(whole)
+        if found["key"] != json.loads(json.dumps(key)):
+            raise ValueError("the file belongs to other weights")
+        memory, kept = ArrayMemory(), frozenset(found["kept"])
+        with ThreadPoolExecutor(usable_processors()) as pool:
+            reads: list[Future[None]] = []
+            for name, (start, size, _) in found["arrays"].items():
+                if name in kept:
+                    memory.keep(name, whole[start : start + size])
+                    continue
+                memory.add(name, size, lambda _: None)
+                for part in range(0, size, _PART):
+                    into = memory.arrays[name][part : part + _PART]
+                    reads.append(pool.submit(_read, stream.fileno(), start + part, into))
+            for read in reads:
+                read.result()
+    damaged = [name for name, (_, _, expected) in found["arrays"].items() if checksum(memory.arrays[name]) != expected]
+    if damaged:
+        raise ValueError(f"the array {damaged[0]} is damaged")
+    return PackedModel(found["facts"], memory.arrays, kept)
+
+
+def _read(file: int, start: int, into: Bytes) -> None:
+    """Fill an array from a place of an open file."""
+    done = 0
+    while done < len(into):
+        count = os.preadv(file, [into[done:].data], start + done)
+        if not count:
+            raise ValueError("the file is too short")
+        done += count
 
 
 def _description(whole: Bytes) -> Any:
