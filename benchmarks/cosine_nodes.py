@@ -31,7 +31,7 @@ from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}

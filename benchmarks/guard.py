@@ -26,7 +26,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import ExecutionMode, Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput
 from cospec.drafters.model import ModelDrafter

@@ -31,7 +31,7 @@ from cospec.assembly.drafters import EngineHost, TargetFacts, build_drafter, hub
 from cospec.assembly.nodes import vocab_size_of
 from cospec.cluster.nodes.keys import make_keys
 from cospec.config import EngineConfig, speculative_config
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.models.loading import load_tokenizer, resolve

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from benchmarks.common import ROOT
 from cospec.cluster.nodes.options import NodesOptions
 from cospec.config import CollaborationConfig, EngineConfig, LinkConfig, SpeculativeConfig
-from cospec.options import DrafterPlace, Options, WeightOptions
+from cospec.options import DrafterPlace, ModelOptions, Options
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUTINGS
 from cospec.server.settings import ServerSettings
 
@@ -31,7 +31,7 @@ Options are keys of the configuration: `LLM(...)`, or `--config FILE`. On the co
 NESTED = (
     ("`collaboration`", CollaborationConfig),
     ("`stage_links`", LinkConfig),
-    ("models of an ensemble and drafters", WeightOptions),
+    ("models of an ensemble and drafters", ModelOptions),
 )
 SPECULATIVE = (("`drafter_nodes`", NodesOptions), ("members of a `pool`", DrafterPlace))
 
@@ -98,7 +98,7 @@ def table(plug_ins: Any, kind: str) -> Iterator[str]:
     """Yield a section for each plug-in of a table that has options."""
     for name in plug_ins:
         options = plug_ins.load(name).Options
-        if options.model_fields.keys() - WeightOptions.model_fields.keys():
+        if options.model_fields.keys() - ModelOptions.model_fields.keys():
             yield section(f"**{kind} `{name}`**", options, own=True)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.latency.forward import ForwardLatency

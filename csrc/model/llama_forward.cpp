@@ -7,6 +7,8 @@
 #include <atomic>
 #include <vector>
 
+#include "model/experts.h"
+#include "model/forward_buffers.h"
 #include "model/input_batch.h"
 #include "ops/block_formats.h"
 #include "ops/dispatch.h"
@@ -20,66 +22,11 @@ struct LlamaModel {
     std::vector<LlamaLayer> layers;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards the scratch memory
     Scratch scratch, step_logits, attention_states;
+    ExpertChoices choices;
     InputBatchBuilder batch_builder;
 };
 
 namespace {
-
-constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread normalizes for itself, which saves a barrier
-
-struct Buffers {
-    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *gate_up, *branch;
-    float* states;  // see attention_states()
-};
-
-// What a forward reads and writes besides the batch.
-struct ForwardIO {
-    float* logits;                       // [num_logit_rows, vocab_size]; null where no caller reads the logits
-    float* states = nullptr;             // [num_logit_rows, hidden], the inputs of the head; or null
-    const float* stage_input = nullptr;  // [num_rows, hidden]; null for the first stage, which embeds the tokens
-    float* stage_output = nullptr;       // [num_rows, hidden]; null for the last stage
-    SumShards sum = nullptr;             // null: the layers are not sharded
-};
-
-// Whether the outputs of attention and feed-forward change before they are added.
-bool has_branches(const LlamaConfig& s) {
-    return s.residual_factor != 1.0f || s.layers[0].after_attention || s.layers[0].after_mlp;
-}
-
-Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads, bool sharded) {
-    const long head_rows = s.heads + 2 * s.kv_heads, turns = s.num_tables * s.rotated / 2;
-    const long sizes[] = {rows * s.hidden, rows * s.hidden,
-        rows * s.hidden * (rows <= REDUNDANT_NORM_ROWS ? threads : 1), rows * head_rows * s.dim, rows * s.heads * s.dim,
-        rows * s.intermediate, rows * turns, rows * turns, s.gelu ? rows * s.layers[0].gate_up->outputs : 0,
-        has_branches(s) || sharded ? rows * s.hidden : 0};
-    long total = 0, at[10];
-    for (int i = 0; i < 10; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
-    float* p = scratch.reserve(total);
-    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7], p + at[8],
-        p + at[9], nullptr};
-}
-
-AttentionParams attention_params(
-    const LlamaConfig& s, const InputBatch& b, const Buffers& buf, long layer, long window) {
-    const long row = (s.heads + 2 * s.kv_heads) * s.dim;
-    AttentionParams params = {};
-    params.q = buf.qkv;
-    params.k = params.q + s.heads * s.dim;
-    params.v = params.k + s.kv_heads * s.dim;
-    params.q_row = params.k_row = params.v_row = row;
-    params.q_head = params.k_head = params.v_head = s.dim;
-    params.k_pages = b.k_pages[layer];
-    params.v_pages = b.v_pages[layer];
-    params.cache_format = b.cache_format;
-    params.out = buf.attended;
-    params.heads = s.heads, params.kv_heads = s.kv_heads, params.dim = s.dim;
-    params.page_size = b.page_size, params.table_width = b.table_width;
-    params.scale = s.scale, params.window = window, params.softcap = s.attention_softcap;
-    params.positions = b.positions, params.visible = b.visible, params.mask = b.mask;
-    params.tables = b.tables, params.starts = b.starts, params.write_at = b.write_at;
-    params.num_sequences = b.num_sequences;
-    return params;
-}
 
 // The work of one thread. All threads take the same steps and compute their part of each.
 struct Forward {
@@ -87,12 +34,18 @@ struct Forward {
     const InputBatch& b;
     const Buffers& buf;
     const ForwardIO& io;
+    ExpertChoices& choices;
     const Team& team;
     const Kernels& k;
 
-    void product(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
+    // This thread's part of a product. Products of one step need no barrier between them.
+    void product_part(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
         float* scratch = thread_scratch().reserve(k.linear_scratch(rows, l->inputs));
         k.linear({l, x, l->inputs, rows, y, columns, columns, epilogue}, team.id, team.size, scratch);
+    }
+
+    void product(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
+        product_part(l, x, rows, y, columns, epilogue);
         team.barrier();
     }
 
@@ -125,6 +78,11 @@ struct Forward {
             if (team.id == 0) io.sum(buf.branch, rows * s.hidden);
             team.barrier();
         }
+        add_branch(weight, rows, x);
+    }
+
+    // x += buf.branch, or its norm times the residual factor.
+    void add_branch(const float* weight, long rows, float* x) const {
         for (long r = team.begin(rows); r < team.end(rows); r++) {
             float* y = buf.branch + r * s.hidden;
             if (weight) k.rms_norm(y, weight, s.eps, s.hidden, y);
@@ -143,6 +101,47 @@ struct Forward {
             buf.intermediate[u] = 0.5f * g * (1.0f + tanhf(inner)) * pair[32];
         }
         team.barrier();
+    }
+
+    // A product of each expert with its rows; experts without rows are not read.
+    void expert_products(
+        const Linear* const* experts, const float* x, float* y, long columns, Epilogue epilogue) const {
+        for (long e = 0; e < s.num_experts; e++) {
+            const long first = choices.starts[e], rows = choices.starts[e + 1] - first;
+            if (rows)
+                product_part(experts[e], x + first * experts[e]->inputs, rows, y + first * columns, columns, epilogue);
+        }
+        team.barrier();
+    }
+
+    // buf.branch = the weighted results of each row's experts, summed in descending order of probability.
+    void mixture(const LlamaLayer& layer, const float* in, long rows) const {
+        product(layer.router, in, rows, buf.router, s.num_experts, STORE);
+        if (team.id == 0) choices.choose(buf.router, rows, s.num_experts, s.experts_per_token, s.normalized_experts);
+        team.barrier();
+        const long places = rows * s.experts_per_token;
+        copy_rows_of(in, choices.rows.data(), places, buf.expert_rows);
+        team.barrier();
+        expert_products(layer.expert_gate_up, buf.expert_rows, buf.expert_intermediate, s.expert_intermediate, SWIGLU);
+        expert_products(layer.expert_down, buf.expert_intermediate, buf.expert_results, s.hidden, STORE);
+        for (long r = team.begin(rows); r < team.end(rows); r++) {
+            float* y = buf.branch + r * s.hidden;
+            memset(y, 0, sizeof(float) * s.hidden);
+            for (long i = r * s.experts_per_token; i < (r + 1) * s.experts_per_token; i++) {
+                const float *result = buf.expert_results + choices.places[i] * s.hidden, weight = choices.weights[i];
+                for (long j = 0; j < s.hidden; j++) y[j] += weight * result[j];
+            }
+        }
+        team.barrier();
+    }
+
+    void feed_forward(const LlamaLayer& layer, const float* in, long rows, float* x) const {
+        if (layer.router) {
+            mixture(layer, in, rows);
+            return add_branch(layer.after_mlp, rows, x);
+        }
+        activate(layer.gate_up, in, rows);
+        add(layer.down, buf.intermediate, layer.after_mlp, rows, x);
     }
 
     void finish_logits(float* logits, long rows) const {
@@ -218,6 +217,11 @@ struct Forward {
         team.barrier();
     }
 
+    void copy_rows_of(const float* from, const int32_t* numbers, long rows, float* to) const {
+        for (long r = team.begin(rows); r < team.end(rows); r++)
+            memcpy(to + r * s.hidden, from + numbers[r] * s.hidden, sizeof(float) * s.hidden);
+    }
+
     void copy_rows(const float* from, long rows, float* to) const {
         for (long r = team.begin(rows); r < team.end(rows); r++)
             memcpy(to + r * s.hidden, from + r * s.hidden, sizeof(float) * s.hidden);
@@ -238,8 +242,7 @@ struct Forward {
             float* x = last ? buf.gathered : buf.x;
             const long rows = last ? b.num_logit_rows : b.num_rows;
             add(layer.output, last ? buf.qkv : buf.attended, layer.after_attention, rows, x);
-            activate(layer.gate_up, norm(x, layer.mlp_norm, rows), rows);
-            add(layer.down, buf.intermediate, layer.after_mlp, rows, x);
+            feed_forward(layer, norm(x, layer.mlp_norm, rows), rows, x);
         }
         if (io.stage_output) return copy_rows(buf.x, b.num_rows, io.stage_output);
         if (!io.logits) return;
@@ -272,7 +275,8 @@ void forward(LlamaModel* model, const InputBatch& batch, const ForwardIO& io) {
     buffers.states = model->attention_states.reserve(attention_states(params, threads));
     std::vector<std::atomic<long>> tasks(model->layers.size());
     in_parallel(threads, [&](const Team& team) {
-        Forward{model->config, batch, buffers, io, team, kernels()}.run(model->layers.data(), tasks.data());
+        Forward{model->config, batch, buffers, io, model->choices, team, kernels()}.run(
+            model->layers.data(), tasks.data());
     });
 }
 

@@ -9,12 +9,15 @@ namespace cospec {
 // Weights of one layer; norms are float32. Projections of one input are one product.
 // The projections of queries, keys and values lie one after another: q joins the next ones of its format, which are
 // null. gate_up interleaves gates and inputs for the epilogue SWIGLU.
+// A layer with a mixture of experts has a router and experts; gate_up and down are null.
 struct LlamaLayer {
     const float *attention_norm, *mlp_norm;    // of the inputs [hidden], or null
     const float *after_attention, *after_mlp;  // of the outputs [hidden], or null
     const float *q_norm, *k_norm;              // of each head [dim], of all heads with wide_norms, or null
     const Linear *q, *k, *v, *output, *gate_up, *down;
-    long window;  // 0: none
+    const Linear* router;                                      // of num_experts outputs, or null
+    const Linear *const *expert_gate_up, *const *expert_down;  // [num_experts]
+    long window;                                               // 0: none
     long rotary;  // which table of frequencies rotates queries and keys; -1: none
 };
 
@@ -25,8 +28,10 @@ struct LlamaConfig {
     const Linear* head;
     const float* inverse_frequencies;  // [num_tables, rotated / 2] of the rotary embedding
     long embedding_format, num_layers, hidden, heads, kv_heads, dim, intermediate;
-    long rotated, num_tables;  // numbers of a head that rotate
-    long wide_norms, gelu;     // gelu: the activation is GELU by tanh, else SiLU
+    long rotated, num_tables;                                  // numbers of a head that rotate
+    long wide_norms, gelu;                                     // gelu: the activation is GELU by tanh, else SiLU
+    long num_experts, experts_per_token, expert_intermediate;  // 0 without layers of experts
+    long normalized_experts;                                   // the weights of a token's experts sum to 1
     float eps, scale, rotary_scale;
     float embedding_factor, residual_factor, logit_factor;
     float attention_softcap, logit_softcap;  // 0: none

@@ -16,9 +16,9 @@ namespace cospec {
 struct Linear {
     int format;
     long outputs, inputs;
-    void* weight;
-    float* scale;  // [outputs rounded up to 32] of scaled formats, or null
-    float* bias;   // [outputs rounded up to 32], or null
+    const void* weight;  // packed, aligned to 64 bytes; not owned
+    float* scale;        // [outputs rounded up to 32] of scaled formats, or null
+    float* bias;         // [outputs rounded up to 32], or null
 };
 
 enum Epilogue {

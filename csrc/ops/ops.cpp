@@ -37,25 +37,45 @@ uint16_t flush_subnormal(uint16_t bf16) {
 }  // products take subnormal numbers for 0
 
 // `inputs_per_word` inputs of an output share a word. Threads take panels; a tile of inputs stays in the first cache.
-template <class T> void pack(const Linear& l, const T* from, long inputs_per_word) {
-    const long padded_outputs = round_up(l.outputs, 32), inputs = round_up(l.inputs, inputs_per_word);
+template <class T> void pack(const T* from, long outputs, long all_inputs, long inputs_per_word, T* to) {
+    const long padded_outputs = round_up(outputs, 32), inputs = round_up(all_inputs, inputs_per_word);
     const long panels = round_up(padded_outputs, PANEL) / PANEL;
     auto pack_tile = [&](long panel, long first_input) {
         const long first = panel * PANEL, left = padded_outputs - first, width = left < PANEL ? left : PANEL;
         const long last_input = first_input + TILE < inputs ? first_input + TILE : inputs;
-        T* p = (T*)l.weight + first * inputs;
+        T* p = to + first * inputs;
         for (long j = 0; j < width; j++) {
-            const bool inside = first + j < l.outputs;
-            const T* row = from + (first + j) * l.inputs;
+            const bool inside = first + j < outputs;
+            const T* row = from + (first + j) * all_inputs;
             for (long k = first_input; k < last_input; k++)
                 p[(k / inputs_per_word * width + j) * inputs_per_word + k % inputs_per_word] =
-                    inside && k < l.inputs ? flush_subnormal(row[k]) : T(0);
+                    inside && k < all_inputs ? flush_subnormal(row[k]) : T(0);
         }
     };
-    in_parallel(l.outputs * l.inputs < 65536 ? 1 : num_threads(), [&](const Team& team) {
+    in_parallel(outputs * all_inputs < 65536 ? 1 : num_threads(), [&](const Team& team) {
         for (long panel = team.begin(panels); panel < team.end(panels); panel++)
             for (long k = 0; k < inputs; k += TILE) pack_tile(panel, k);
     });
+}
+
+// Four streams of multiplications, so that one thread hashes as fast as it reads.
+uint64_t hash_chunk(const uint8_t* from, long bytes, uint64_t number) {
+    constexpr uint64_t FACTOR = 0x9e3779b97f4a7c15;
+    uint64_t state[4] = {number, ~number, number ^ FACTOR, number + FACTOR}, word;
+    auto mix = [&](uint64_t& s, uint64_t w) {
+        s = (s ^ w) * FACTOR;
+        s ^= s >> 29;
+    };
+    long at = 0;
+    for (; at + 32 <= bytes; at += 32)
+        for (int i = 0; i < 4; i++) {
+            memcpy(&word, from + at + 8 * i, 8);
+            mix(state[i], word);
+        }
+    for (; at < bytes; at++) mix(state[at % 4], from[at]);
+    for (int i = 1; i < 4; i++) mix(state[0], state[i]);
+    mix(state[0], (uint64_t)bytes);
+    return state[0];
 }
 
 float* padded_copy(const float* from, long n) {
@@ -64,6 +84,26 @@ float* padded_copy(const float* from, long n) {
     memset(to, 0, sizeof(float) * round_up(n, PANEL));
     memcpy(to, from, sizeof(float) * n);
     return to;
+}
+
+size_t packed_bytes(int format, long outputs, long inputs) {
+    switch (format) {
+#define FORMAT(name, id, Element, inputs_per_word, ...) \
+    case id: return sizeof(Element) * round_up(outputs, 32) * round_up(inputs, inputs_per_word);
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
+    }
+    return packed_block_bytes(format, outputs, inputs);
+}
+
+void pack_weight(int format, const void* from, long outputs, long inputs, void* to) {
+    switch (format) {
+#define FORMAT(name, id, Element, inputs_per_word, ...) \
+    case id: return pack((const Element*)from, outputs, inputs, inputs_per_word, (Element*)to);
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
+    }
+    pack_blocks(format, (const uint8_t*)from, outputs, inputs, (uint8_t*)to);
 }
 
 }  // namespace
@@ -80,32 +120,6 @@ float* Scratch::reserve(size_t floats) {
 Scratch& thread_scratch() {
     thread_local Scratch scratch;
     return scratch;
-}
-
-Linear* linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs) {
-    Linear* l = new Linear{format, outputs, inputs, nullptr, nullptr, padded_copy(bias, outputs)};
-    switch (format) {
-#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel)                           \
-    case id:                                                                                 \
-        l->weight = allocate(sizeof(Element) * round_up(outputs, 32) * round_up(inputs, 2)); \
-        pack(*l, (const Element*)parts[0], inputs_per_word);                                 \
-        if (scaled) l->scale = padded_copy((const float*)parts[1], outputs);                 \
-        break;
-        WEIGHT_FORMATS(FORMAT)
-#undef FORMAT
-        default:
-            l->weight = allocate(packed_block_bytes(format, outputs, inputs));
-            pack_blocks(format, (const uint8_t*)parts[0], outputs, inputs, (uint8_t*)l->weight);
-    }
-    return l;
-}
-
-void linear_free(Linear* l) {
-    if (!l) return;
-    free(l->weight);
-    free(l->scale);
-    free(l->bias);
-    delete l;
 }
 
 void write_cache(const AttentionParams& params, long sequence, long kv_head, long first, long last) {
@@ -244,11 +258,38 @@ API int cospec_weight_format(const char* name) {
     return -1;
 }
 
-API Linear* cospec_linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs) {
-    return linear_new(format, parts, bias, outputs, inputs);
+// Bytes of a packed weight, and the packing. from: [outputs, inputs]; `to` is aligned to 64 bytes.
+API long cospec_packed_bytes(int format, long outputs, long inputs) {
+    return (long)packed_bytes(format, outputs, inputs);
 }
 
-API void cospec_linear_free(Linear* linear) { linear_free(linear); }
+API void cospec_pack(int format, const void* from, long outputs, long inputs, void* to) {
+    pack_weight(format, from, outputs, inputs, to);
+}
+
+// weight: packed, not copied, and must outlive the result. scale, bias: [outputs], or null.
+API Linear* cospec_linear_new(
+    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
+    return new Linear{format, outputs, inputs, weight, padded_copy(scale, outputs), padded_copy(bias, outputs)};
+}
+
+// A hash of memory that finds damage, not attacks. The number of threads does not change the result.
+API uint64_t cospec_checksum(const uint8_t* from, long bytes) {
+    constexpr long CHUNK = 1 << 20;
+    const long chunks = (bytes + CHUNK - 1) / CHUNK;
+    std::atomic<uint64_t> total{(uint64_t)bytes};
+    in_parallel(chunks < 2 ? 1 : num_threads(), [&](const Team& team) {
+        for (long c = team.begin(chunks); c < team.end(chunks); c++)
+            total += hash_chunk(from + c * CHUNK, c + 1 < chunks ? CHUNK : bytes - c * CHUNK, (uint64_t)c);
+    });
+    return total;
+}
+
+API void cospec_linear_free(Linear* l) {
+    free(l->scale);
+    free(l->bias);
+    delete l;
+}
 
 // y [rows, outputs] = x [rows, inputs] times the weight, both contiguous
 API void cospec_linear(const Linear* l, const float* x, long rows, float* y) {

@@ -26,10 +26,6 @@ struct Scratch {
 // Scratch of this thread, for kernels.
 Scratch& thread_scratch();
 
-// parts: the tensors of a weight in the order of its format: elements [outputs, inputs], then scales [outputs].
-Linear* linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs);
-void linear_free(Linear* linear);
-
 // Copy rows [first, last) of one head's new keys and values to their pages.
 void write_cache(const AttentionParams& params, long sequence, long kv_head, long first, long last);
 // Floats that threads need to share the contexts of a batch; 0 where the threads have enough tasks without.

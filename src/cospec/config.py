@@ -176,7 +176,8 @@ class EngineConfig(Options):
             On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
             four bytes each. Sums are always float32.
         quantization: a format of linear weights with fewer bits: a different model with another distribution.
-            ``q8_0``, ``q4_k`` and others are integers in blocks; ``int8`` has one scale per output.
+            ``q8_0``, ``q6_k``, ``q5_1``, ``q5_k``, ``q5_0``, ``q4_1``, ``q4_k``, ``q4_0``, ``iq4_nl`` and ``mxfp4``
+            are the blocks of GGUF; ``int8`` has one scale per output. None keeps the blocks of a GGUF file.
         kv_cache_dtype: of keys and values. ``auto`` is float32 on a CPU, and ``dtype`` on a GPU. Fewer bits round each
             entry once: a different model with another distribution. ``int8`` has one scale per entry and head.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit. A long-rope model
@@ -185,6 +186,8 @@ class EngineConfig(Options):
         max_num_batched_tokens: tokens computed per step, drafts included.
         kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
             quarter of the free memory, at most 1 GiB on a CPU.
+        weight_cache_bytes: bytes of packed weights that are kept on disk for later starts; 0 keeps none. None takes the
+            environment variable ``COSPEC_WEIGHT_CACHE_BYTES``, or 32 GiB.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
@@ -217,6 +220,7 @@ class EngineConfig(Options):
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=2048, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    weight_cache_bytes: int | None = Field(default=None, ge=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"

@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput, words
 
 if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
-    from cospec.core.plugins import AcceptanceMethod, Drafter, LogitsProcessor, Policy
+    from cospec.core.plugin_base import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
     from cospec.drafters.pool.routing.selection import Routing
     from cospec.models.attention.backend import AttentionBackend
@@ -235,7 +235,7 @@ DRAFTERS: PluginTable[type[Drafter]] = PluginTable(
         "synthetic": "cospec.drafters.synthetic:SyntheticDrafter",
         "pool": "cospec.drafters.pool.pool:PoolDrafter",
     },
-    Declares("drafter", "cospec.core.plugins:Drafter", on_instances=("name",)),
+    Declares("drafter", "cospec.core.plugin_base:Drafter", on_instances=("name",)),
     "cospec.drafters",
 )
 COMBINERS: PluginTable[type[Combiner]] = PluginTable(
@@ -266,7 +266,7 @@ ACCEPTANCE_METHODS: PluginTable[type[AcceptanceMethod]] = PluginTable(
         "recursive": "cospec.acceptance.recursive:Recursive",
         "typical": "cospec.acceptance.typical:Typical",
     },
-    Declares("acceptance method", "cospec.core.plugins:AcceptanceMethod", named=True),
+    Declares("acceptance method", "cospec.core.plugin_base:AcceptanceMethod", named=True),
     "cospec.acceptance_methods",
 )
 LOGITS_PROCESSORS: PluginTable[type[LogitsProcessor]] = PluginTable(
@@ -278,7 +278,7 @@ LOGITS_PROCESSORS: PluginTable[type[LogitsProcessor]] = PluginTable(
         "allowed_token_ids": "cospec.logits_processors.masks:AllowedTokens",
         "bad_words_token_ids": "cospec.logits_processors.masks:BadWords",
     },
-    Declares("logits processor", "cospec.core.plugins:LogitsProcessor", named=True),
+    Declares("logits processor", "cospec.core.plugin_base:LogitsProcessor", named=True),
     "cospec.logits_processors",
 )
 POLICIES: PluginTable[type[Policy]] = PluginTable(
@@ -291,7 +291,7 @@ POLICIES: PluginTable[type[Policy]] = PluginTable(
         "confidence": "cospec.policies.confidence:Confidence",
         "milp": "cospec.policies.milp:Milp",
     },
-    Declares("policy", "cospec.core.plugins:Policy"),
+    Declares("policy", "cospec.core.plugin_base:Policy"),
     "cospec.policies",
 )
 BLENDS: PluginTable[BlendFactory] = PluginTable(
@@ -325,7 +325,7 @@ EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(
     {
         "inline": "cospec.runtime.executors:InlineExecutor",
         "thread": "cospec.runtime.executors:ThreadExecutor",
-        "process": "cospec.runtime.process_executor:ProcessExecutor",
+        "process": "cospec.runtime.drafter_process:ProcessExecutor",
         "node": "cospec.cluster.nodes.executor:NodeExecutor",
     },
     Declares(

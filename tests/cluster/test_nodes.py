@@ -13,9 +13,9 @@ from zlib import crc32
 import pytest
 
 from cospec.cluster.nodes import wire
-from cospec.cluster.nodes.copies import node_seed
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys, secure_node
+from cospec.cluster.nodes.request_copies import node_seed
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, Refused, ToNode, Welcome
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind

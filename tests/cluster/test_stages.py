@@ -20,7 +20,7 @@ from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Event, FinishReason, Request
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.model import ModelDrafter
@@ -59,7 +59,7 @@ class Folders:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     found = Folders(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
-    write_pair(found.target, found.drafter, LAYERS)
+    write_pair(found.target, found.drafter, layers=LAYERS)
     return found
 
 

@@ -20,7 +20,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost
 from cospec.llm import LLM
 from cospec.models.attention.backend import AttentionShape

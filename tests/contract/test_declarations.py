@@ -8,7 +8,7 @@ import pytest
 
 from cospec.acceptance.match import Match
 from cospec.bench.systems import SYSTEMS
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.errors import InvalidInput

@@ -19,9 +19,9 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
+from cospec.runtime.drafter_process import ProcessExecutor
 from cospec.runtime.executors import InlineExecutor
 from cospec.runtime.messages import DrafterInfo
-from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
 from harness.nodes import hub_for_tests, thread_node, until
 from harness.remote_drafters import Recording, TcpWorker, recipe_of

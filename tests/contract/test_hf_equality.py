@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -102,6 +103,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **COMMON | {"head_dim": 16}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
+    "qwen3_moe-mixed": lambda: transformers.Qwen3MoeConfig(
+        **COMMON | {"head_dim": 16},
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON),
     "starcoder2": lambda: transformers.Starcoder2Config(**COMMON),
@@ -147,6 +156,7 @@ BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
 LLAMAS = [name for name in CONFIGS if name.startswith("llama") and name != "llama-dynamic"]
 OTHERS = "mistral mistral-window qwen2 qwen3 granite granite-factors smollm3 phi3 phi3-partial olmo2 gemma gemma2"
 FUSED = [*LLAMAS, *OTHERS.split(), "gemma3", "gemma3-two-ropes"]
+NATIVE = ("qwen3_moe", "qwen3_moe-mixed")  # torch runs their experts in transformers' code
 
 
 @pytest.fixture(autouse=True)
@@ -235,8 +245,9 @@ def test_packed_batches_equal_plain_model(name: str, linear: str, attention: str
     play(packed_model(name, linear, attention), name)
 
 
-@pytest.mark.parametrize("runner", ["torch", "native"])
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize(
+    ("name", "runner"), [*itertools.product(FUSED, ("torch", "native")), *((name, "native") for name in NATIVE)]
+)
 def test_fused_forward_equals_plain_model(name: str, runner: str) -> None:
     play(fused_model(name, runner), name)
 

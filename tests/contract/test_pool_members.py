@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import cospec
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError
 from cospec.models.toy import ToyModel
+from cospec.runtime.drafter_process import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.executors import ThreadExecutor
-from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, doomed, toy

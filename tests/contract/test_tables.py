@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.tree import depths

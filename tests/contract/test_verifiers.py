@@ -15,7 +15,7 @@ from cospec.options import parse
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.run import World
 from cospec.simulation.scenario import Scenario
-from cospec.simulation.workload import SimulatedRequest
+from cospec.simulation.workload import FILLER, SimulatedRequest
 from harness.ensembles import ensemble_engine, toys
 from harness.in_flight import with_steps_in_flight
 from harness.toys import ScriptedDrafter, make_request, toy_engine
@@ -42,8 +42,9 @@ def simulated(stages: int = 1) -> Engine:
     }
     scenario = parse(Scenario, given)
     replica = World(scenario, scenario.variants[0], Path()).replica()
-    for n in range(COUNT):  # the drafter knows the requests' correct tokens
-        replica.drafter.requests[f"r{n}"] = SimulatedRequest(n, scenario.domains[0], 0.0, 2, LENGTH, [0.5] * LENGTH)
+    for n in range(COUNT):  # the drafter reads the correct tokens of requests
+        prompt, output = (FILLER,) * 2, (FILLER,) * LENGTH
+        replica.requests[f"r{n}"] = SimulatedRequest(n, scenario.domains[0], 0.0, prompt, output, [0.5] * LENGTH)
     return replica.engine
 
 

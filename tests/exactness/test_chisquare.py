@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chi2_contingency, kstest
 
 from cospec.acceptance.rejection import Rejection
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams, StreamKind, random_words, to_unit_interval
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Request
 from cospec.drafters.model import ModelDrafter
 from cospec.ensemble.verifier import EnsembleVerifier

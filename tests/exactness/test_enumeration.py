@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Request, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from cospec.core.interfaces import StepContext
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import derive_seed
 from cospec.core.types import Draft, Request, ScheduledRequest, Speculation
 from cospec.drafters.model import ModelDrafter

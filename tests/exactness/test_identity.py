@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import cospec
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

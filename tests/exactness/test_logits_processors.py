@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.drafters.model import ModelDrafter
 from cospec.logits_processors.states import ProcessorStates, RequestProcessors
 from cospec.models.toy import ToyModel

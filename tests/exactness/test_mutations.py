@@ -14,7 +14,7 @@ from cospec.acceptance.block import Block
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.residual import residual
 from cospec.core.model_io import SequenceSlice
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.sampling import History, target_probs_of
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
@@ -83,7 +83,7 @@ def drafter(top_k: int | None = None) -> ModelDrafter:
 def error(remote: Drafter, method: str, length: int = 3) -> float:
     """The distance of the engine's distribution of the first tokens from the target's."""
     target = ToyModel(V, order=2, seed=1)
-    with patch("cospec.cluster.nodes.copies.derive_seed", unmixed):
+    with patch("cospec.cluster.nodes.request_copies.derive_seed", unmixed):
         found = enumerated_law(toy_engine(target, remote, method, 2), PROMPT, PARAMS, length)
     return total_variation(found, joint_distribution_of(target, PARAMS, PROMPT, length))
 

@@ -19,7 +19,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
 from cospec.drafters.model import ModelDrafter

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History, target_probs_of
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.scheduler import Scheduler
 from cospec.core.types import Commit, FinishReason, Request, ScheduledRequest
 from cospec.drafters.model import ModelDrafter

@@ -16,7 +16,7 @@ from cospec.acceptance.reference import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats
 from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, Speculation, VerifyResult
 from cospec.drafters.model import ModelDrafter

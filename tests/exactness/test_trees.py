@@ -12,7 +12,7 @@ import pytest
 
 from cospec.acceptance.recursive import Recursive
 from cospec.acceptance.typical import Typical
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters import dynamic_tree

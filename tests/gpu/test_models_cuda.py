@@ -14,7 +14,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model

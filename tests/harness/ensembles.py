@@ -15,7 +15,7 @@ from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.ensemble import proposer
 from cospec.ensemble.ensemble import LoadedModels
 from cospec.models.toy import ToyModel

@@ -10,7 +10,7 @@ from threading import Lock
 
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Verifier
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.types import Commit, Draft, FinishReason, Request, RequestState, ScheduledRequest, StepOutput
 from cospec.errors import VerifierLost
 

@@ -15,7 +15,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
 from cospec.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ PAGE = 8
 BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, float32
 
 
-def write_pair(target: Path, drafter: Path, layers: int = 3) -> None:
+def write_pair(target: Path, drafter: Path, *, layers: int = 3) -> None:
     """A target, and a drafter that is the target with a little noise on its weights."""
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,

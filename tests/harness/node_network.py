@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cospec.cluster.nodes.link import NodeLink, Question
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, ToVerifier, Welcome
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.sampling_params import SamplingParams

@@ -16,10 +16,10 @@ from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.options import NodesOptions
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.runtime.drafter_executor import DrafterRecipe
+from cospec.runtime.drafter_process import Build
 from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.runtime.process_executor import Build
 from harness.remote_drafters import VOCAB, recipe_of
 
 ANY_PORT = "tcp://127.0.0.1:*"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Executor
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import SubmittedStep
 from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost

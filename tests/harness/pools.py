@@ -12,7 +12,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Clock, Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

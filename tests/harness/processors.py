@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.plugins import LogitsProcessor
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.logits_processors.bitmask import Bitmask, ban
 from cospec.models.toy import ToyModel
 from cospec.options import Options

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
 
 if TYPE_CHECKING:
     from cospec.runtime.drafter_executor import DrafterRecipe
-    from cospec.runtime.process_executor import Build
+    from cospec.runtime.drafter_process import Build
 
 VOCAB = 6
 SLEEP_SECONDS = 1.0

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams
 from cospec.core.types import Draft, TargetProbs
 from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs

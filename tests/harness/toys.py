@@ -11,7 +11,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request, Speculation
 from cospec.core.verifier import TargetVerifier

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from cospec.acceptance.reference import VerifyTask
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams

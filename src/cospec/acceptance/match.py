@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.tree import children
 from cospec.core.types import Draft, TargetProbs, VerifyResult

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.acceptance.residual import residual
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.tree import children
 from cospec.core.types import Draft, TargetProbs, VerifyResult

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, shaped
 from cospec.core.tree import path_to

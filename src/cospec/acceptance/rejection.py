@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.acceptance.residual import residual
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.tree import depths, path_to
 from cospec.core.types import Draft, TargetProbs, VerifyResult

@@ -18,7 +18,7 @@ from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.pipelined_verifier import PipelinedVerifier
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called, check_cores
@@ -38,6 +38,7 @@ from cospec.models.loading import (
 )
 from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
+from cospec.models.weight_cache import WeightCache
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
 from cospec.options import ENGINE_THREAD, ModelOptions, parse
@@ -247,6 +248,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         max_num_seqs=config.max_num_seqs,
         gpu_memory_utilization=config.gpu_memory_utilization,
         instruction_set=config.instruction_set,
+        weight_cache=WeightCache.of(config.weight_cache_bytes),
     )
 
 

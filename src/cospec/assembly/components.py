@@ -24,7 +24,7 @@ from cospec.core.interfaces import (
     Verifier,
 )
 from cospec.core.output_processor import OutputProcessor
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.scheduler import Scheduler, SchedulerLimits
 from cospec.core.types import Distribution, DrafterCapabilities
 from cospec.registry import ACCEPTANCE_METHODS

@@ -16,7 +16,7 @@ from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.options import NodesOptions
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import TargetInfo, VocabMapping
 from cospec.drafters.vocab_mapping import MappedVocab, SharedVocab
 from cospec.errors import InvalidInput, words

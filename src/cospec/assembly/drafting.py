@@ -8,7 +8,7 @@ from typing import Any
 
 from cospec.config import SpeculativeConfig
 from cospec.core.interfaces import Clock, ExecutionMode, Executor, Model, MultiStepRunner, StepContext
-from cospec.core.plugins import Drafter, Policy
+from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
 from cospec.options import parse
 from cospec.policies.latency.step import LatencyModels

@@ -13,7 +13,7 @@ from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import Blend
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
 from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
 from cospec.ensemble.ensemble import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cospec.assembly.build import build_components
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine, EngineComponents
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.scheduler import Scheduler
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget

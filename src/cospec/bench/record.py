@@ -12,7 +12,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import top_candidates
-from cospec.drafters.prompt_scoring import token_probabilities
+from cospec.drafters.token_scoring import token_probabilities
 from cospec.ensemble.calibration import score
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.recording import Floats, Ints, RecordedRequest, Recording, requests_of

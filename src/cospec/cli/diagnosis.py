@@ -104,6 +104,15 @@ def memory(config: EngineConfig) -> dict[str, Any]:
     }
 
 
+def weight_cache() -> dict[str, Any]:
+    """Describe the cache of packed weights: folder, models, bytes, and the limit."""
+    from cospec.models import weight_cache as cache
+
+    models, size = cache.usage()
+    limit = cache.WeightCache.of(None).max_bytes
+    return {"folder": str(cache.folder()), "models": models, "bytes": size, "max_bytes": limit}
+
+
 def smoke_test() -> dict[str, Any]:
     """Answer one prompt with the zoo's target: with native kernels, with torch's kernels, and without drafts.
 

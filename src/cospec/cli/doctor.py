@@ -80,6 +80,7 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
         "machine": diagnosis.machine(),
         "kernels": diagnosis.kernels(config.threads),
         "memory": attempt(lambda: diagnosis.memory(config)),
+        "weight_cache": attempt(diagnosis.weight_cache),
         "smoke_test": attempt(diagnosis.smoke_test) if smoke else None,
     }
     return {**found, "slow": diagnosis.slow(found), "problems": failed + diagnosis.problems(found)}
@@ -99,6 +100,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"kernels: torch's, because {built['reason']}"
     if found["memory"] is not None:
         yield from _plan(found["memory"])
+    if found["weight_cache"] is not None:
+        kept = found["weight_cache"]
+        used = f"{kept['models']} models, {_mib(kept['bytes'])} of {_mib(kept['max_bytes'])} in {kept['folder']}"
+        yield f"packed weights on disk: {used if kept['max_bytes'] else 'off'}"
     if found["smoke_test"] is not None:
         ways = ", ".join(found["smoke_test"]["texts"])
         yield f"smoke test: {'equal texts' if found['smoke_test']['equal'] else 'texts differ'} ({ways})"

@@ -63,6 +63,14 @@ KvCacheMemoryBytes = Annotated[
         show_default="a share of the free memory",
     ),
 ]
+WeightCacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="Bytes of packed weights kept on disk for later starts; 0 keeps none.",
+        rich_help_panel=ENGINE,
+        show_default="COSPEC_WEIGHT_CACHE_BYTES, or 32 GiB",
+    ),
+]
 GpuMemoryUtilization = Annotated[
     float | None, typer.Option(help="Share of a GPU's memory for cospec.", rich_help_panel=ENGINE)
 ]

@@ -143,6 +143,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    weight_cache_bytes: options.WeightCacheBytes = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = None,
     device: options.Device = None,
     dtype: options.Dtype = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
-from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
+from cospec.core.plugin_base import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import Future, StepResult, SubmittedStep
 from cospec.core.types import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import PipelinedModel
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
 from cospec.core.verifier import TargetVerifier

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cospec.core.interfaces import BlockManager
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.tree import level_nodes
 from cospec.core.types import (
     BatchState,

@@ -16,7 +16,7 @@ from cospec.acceptance.reference import VerifiedDraft, VerifyTask
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.sampling import logprobs
 from cospec.core.stats import TokenLogprobs
 from cospec.core.submitted_step import FinishedFuture

@@ -1,4 +1,4 @@
-"""What a drafter is built from, and what some drafters offer besides ``core.plugins.Drafter``."""
+"""What a drafter is built from, and what some drafters offer besides ``core.plugin_base.Drafter``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, DraftContext, TokenScores
 from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, target_probs
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities

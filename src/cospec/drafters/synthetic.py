@@ -22,7 +22,7 @@ from zlib import crc32
 
 from pydantic import Field
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext

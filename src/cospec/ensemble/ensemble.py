@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, Model
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.types import RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier, with_divergences
 from cospec.ensemble.blends.registry import BlendRegistry

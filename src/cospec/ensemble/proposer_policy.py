@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import ModelCall, StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.ensemble.speedup_model import ProposalProcess

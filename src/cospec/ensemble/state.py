@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cospec.core.interfaces import Blend
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult

@@ -12,7 +12,7 @@ from torch import Tensor
 from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import Blend, BlockManager
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder

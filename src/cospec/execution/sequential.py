@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import StepContext
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.plugins import LogitsProcessor
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.options import Options
 from cospec.sampling_params import SamplingParams
 

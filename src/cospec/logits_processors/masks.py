@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-from cospec.core.plugins import LogitsProcessor
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.logits_processors.bitmask import Bitmask, ban
 from cospec.logits_processors.edits import FieldOptions
 from cospec.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ from cospec.registry import LOGITS_PROCESSORS
 from cospec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cospec.core.plugins import LogitsProcessor
+    from cospec.core.plugin_base import LogitsProcessor
 
 ProcessorStates = tuple[Any, ...]
 """One state per processor, at one place of the text."""

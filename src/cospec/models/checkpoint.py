@@ -189,6 +189,11 @@ def quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | No
     return None
 
 
+def configurations(folder: Path) -> list[Path]:
+    """Return the files of a model's folder that say how its weights are read."""
+    return [folder / name for name in ("config.json", *_QUANTIZED) if (folder / name).exists()]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of a model's weights, each safetensors file checked to be readable and complete.
 

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cospec.core.interfaces import NativeForward
+from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
+from cospec.models.files.array_file import PackedModel
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
@@ -83,12 +85,20 @@ class FusedLlama:
         """
         vocab_size = weights.embedding.shape[0]
         if in_place:
-            from cospec.native.llama_forward import NativeLlama
+            from cospec.native.packed_llama import in_memory
 
-            return cls(NativeLlama(weights), vocab_size)
+            return cls.packed(in_memory(weights))
         runner = TorchRunner(weights, attention)
         graphs = weights.embedding.device.type == "cuda" and attention.capture_entries > 0
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
+
+    @classmethod
+    def packed(cls, model: PackedModel) -> FusedLlama:
+        """Build the native forward from packed weights."""
+        from cospec.native.llama_forward import NativeLlama
+
+        runner = NativeLlama(model)
+        return cls(runner, runner.vocab_size)
 
     def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
         """Return the entry points on one cache, for sequences of up to ``max_len`` tokens."""
@@ -153,15 +163,18 @@ class TorchRunner:
 
     def __init__(self, weights: LlamaWeights, attention: AttentionBackend) -> None:
         weights = replace(weights, layers=tuple(weights.layers))
+        dense = [layer.dense for layer in weights.layers if layer.dense is not None]
+        if len(dense) < len(weights.layers):
+            raise ModelError("The fused forward in torch cannot run a mixture of experts.")
         self._weights, self.attention = weights, attention
         self._layers = tuple(
             (
                 [self._decoded(part) for part in layer.qkv],
                 self._decoded(layer.output),
-                self._decoded(layer.gate.join(layer.up)),
-                self._decoded(layer.down),
+                self._decoded(own.gate.join(own.up)),
+                self._decoded(own.down),
             )
-            for layer in weights.layers
+            for layer, own in zip(weights.layers, dense, strict=True)
         )
         self._head = self._decoded(weights.head)
         table = weights.table

@@ -5,7 +5,7 @@ One forward serves all families. A family differs in its norms, in factors and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from cospec.errors import ModelError
 from cospec.models.weights.format import LinearWeights, ReadWeight, StoredWeight, WeightFormat
 from cospec.native import operators
+from cospec.registry import WEIGHT_FORMATS
 
 # Types whose frequencies do not depend on the length. `long_rope` chooses those of a long-rope model at load. Dynamic
 # frequencies change beyond the positions of the model, which bound its sequences.
@@ -43,6 +44,7 @@ FAMILIES = {
     "mistral": Family(window="sliding_window"),
     "qwen2": Family(),
     "qwen3": Family(),
+    "qwen3_moe": Family(),
     "granite": Family(),
     "smollm3": Family(),
     "phi3": Family(window="sliding_window"),
@@ -55,6 +57,49 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DenseWeights:
+    """A feed-forward: ``down(activation(gate(x)) * up(x))``."""
+
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """A mixture of E feed-forwards, the experts; each has weights of its own of I intermediate numbers.
+
+    Attributes:
+        router: ``[E, hidden]``.
+        gate_up: ``[E * 2 I, hidden]``, the gates of an expert before its inputs.
+        down: ``[E * hidden, I]``.
+        per_token: experts of a token, those of the largest probabilities.
+        normalized: whether the probabilities of a token's experts are divided by their sum.
+    """
+
+    router: LinearWeights
+    gate_up: StoredWeight
+    down: StoredWeight
+    per_token: int
+    normalized: bool
+
+    @property
+    def count(self) -> int:
+        """Number of experts."""
+        return self.router.weight.outputs
+
+    def expert_gate_up(self, number: int) -> tuple[StoredWeight, StoredWeight]:
+        """Return gate and input of an expert."""
+        size = self.gate_up.outputs // self.count // 2
+        return _outputs(self.gate_up, 2 * number * size, size), _outputs(self.gate_up, (2 * number + 1) * size, size)
+
+    def expert_down(self, number: int) -> StoredWeight:
+        """Return the second product of an expert."""
+        size = self.down.outputs // self.count
+        return _outputs(self.down, number * size, size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """The weights of one layer; norms are float32, and None where the family has none.
 
@@ -62,6 +107,7 @@ class LayerWeights:
         attention_norm, mlp_norm: of the inputs; ``after_attention`` and ``after_mlp`` are of the outputs.
         qkv: joins the projections of one format.
         q_norm, k_norm: ``[D]`` of each head, or of all heads together.
+        dense, experts: the feed-forward is one of the two.
         rotary: which of the model's frequencies rotate queries and keys; None rotates nothing.
     """
 
@@ -73,9 +119,8 @@ class LayerWeights:
     q_norm: Tensor | None
     k_norm: Tensor | None
     output: LinearWeights
-    gate: LinearWeights
-    up: LinearWeights
-    down: LinearWeights
+    dense: DenseWeights | None
+    experts: ExpertWeights | None
     window: int | None
     rotary: int | None
 
@@ -141,9 +186,16 @@ def why_not(config: Any) -> str:
         return "scales the rotary embeddings of some layers"
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(dim * _ropes(config)[0].get("partial_rotary_factor", 1.0))
+    if has_experts(config) and _activation(config) not in ("silu", "swish"):
+        return f"has experts with the activation {_activation(config)}"
     if dim % 8 or dim > operators.MAX_DIM:
         return f"has heads of size {dim}"
     return f"rotates {rotated} numbers of each head" if rotated % 2 else ""
+
+
+def has_experts(config: Any) -> bool:
+    """Whether layers of a model are mixtures of experts."""
+    return bool(getattr(config, "num_experts", 0))
 
 
 def _activation(config: Any) -> str:
@@ -209,12 +261,7 @@ class _Layers(Sequence[LayerWeights]):
         def linear(part: str) -> LinearWeights:
             return self.linear(f"model.layers.{number}.{part}", layer.get_submodule(part))
 
-        if config.model_type == "phi3":
-            qkv = joined([linear("self_attn.qkv_proj")])
-            gate, up = halves(linear("mlp.gate_up_proj"))
-        else:
-            qkv = joined([linear(f"self_attn.{part}_proj") for part in "qkv"])
-            gate, up = linear("mlp.gate_proj"), linear("mlp.up_proj")
+        parts = ["self_attn.qkv_proj"] if config.model_type == "phi3" else [f"self_attn.{part}_proj" for part in "qkv"]
         normed = hasattr(attention, "q_norm")
         window = config.sliding_window if self.family.window else getattr(attention, "sliding_window", None)
         return LayerWeights(
@@ -222,16 +269,33 @@ class _Layers(Sequence[LayerWeights]):
             mlp_norm=mlp,
             after_attention=after,
             after_mlp=after_mlp,
-            qkv=qkv,
+            qkv=joined([linear(part) for part in parts]),
             q_norm=self.norm(attention.q_norm) if normed else None,
             k_norm=self.norm(attention.k_norm) if normed else None,
             output=linear("self_attn.o_proj"),
-            gate=gate,
-            up=up,
-            down=linear("mlp.down_proj"),
+            dense=self._dense(linear) if not hasattr(layer.mlp, "experts") else None,
+            experts=self._experts(number) if hasattr(layer.mlp, "experts") else None,
             window=window,
             rotary=self._rotary(number),
         )
+
+    def _dense(self, linear: Callable[[str], LinearWeights]) -> DenseWeights:
+        if self._config.model_type == "phi3":
+            gate, up = halves(linear("mlp.gate_up_proj"))
+        else:
+            gate, up = linear("mlp.gate_proj"), linear("mlp.up_proj")
+        return DenseWeights(gate, up, linear("mlp.down_proj"))
+
+    def _experts(self, number: int) -> ExpertWeights:
+        place, config = f"model.layers.{number}.mlp", self._config
+        mixture = self._layers[number].mlp
+        # The choice of experts is not rounded: a small difference of probabilities would change the experts.
+        router = LinearWeights(WEIGHT_FORMATS.load("fp32")().read(mixture.gate.weight.detach().float()), None)
+        gate_up, down = (
+            self._read(f"{place}.experts.{part}_proj", getattr(mixture.experts, f"{part}_proj"))
+            for part in ("gate_up", "down")
+        )
+        return ExpertWeights(router, gate_up, down, config.num_experts_per_tok, bool(config.norm_topk_prob))
 
     def _rotary(self, number: int) -> int | None:
         config = self._config
@@ -241,18 +305,18 @@ class _Layers(Sequence[LayerWeights]):
         return kinds.index(config.layer_types[number]) if kinds else 0
 
 
+def _outputs(weight: StoredWeight, start: int, count: int) -> StoredWeight:
+    """Return some outputs of a weight."""
+    return StoredWeight(weight.format, tuple(part[start : start + count] for part in weight.parts), weight.inputs)
+
+
 def halves(linear: LinearWeights) -> tuple[LinearWeights, LinearWeights]:
     """Cut a linear layer into the first and the second half of its outputs."""
     weight, middle = linear.weight, linear.weight.outputs // 2
-    cuts = (slice(0, middle), slice(middle, None))
-    first, second = (
-        LinearWeights(
-            StoredWeight(weight.format, tuple(part[cut] for part in weight.parts), weight.inputs),
-            None if linear.bias is None else linear.bias[cut],
-        )
-        for cut in cuts
-    )
-    return first, second
+    first, second = _outputs(weight, 0, middle), _outputs(weight, middle, middle)
+    if linear.bias is None:
+        return LinearWeights(first, None), LinearWeights(second, None)
+    return LinearWeights(first, linear.bias[:middle]), LinearWeights(second, linear.bias[middle:])
 
 
 def read_weights(
@@ -271,7 +335,7 @@ def read_weights(
     reason = why_not(config)
     if reason:
         raise ModelError(f"The fused forward cannot run the model {config.model_type} because it {reason}.")
-    layers = _Layers(model, read or (lambda _, weight: format.read(weight)))
+    layers = _Layers(model, read or (lambda _, weight: format.read(weight.flatten(0, -2))))
     attention = inner.layers[0].self_attn
     frequencies, rotary_scale = _frequencies(config, inner.rotary_emb)
     return LlamaWeights(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cospec.models.memory import CacheBudget
 from cospec.models.shard import Shard
+from cospec.models.weight_cache import NO_CACHE, WeightCache
 from cospec.options import ModelOptions
 
 
@@ -27,6 +28,7 @@ class LoadOptions:
         keep_states: keep the hidden states of every forward in ``Model.states``.
         shard: the part of the model to load, see ``load_stage``.
         num_pages: pages of the KV cache; None computes the number from the memory.
+        weight_cache: of packed weights on disk; the default is off.
     """
 
     device: str = "auto"
@@ -47,6 +49,7 @@ class LoadOptions:
     keep_states: bool = False
     shard: Shard = Shard()
     num_pages: int | None = None
+    weight_cache: WeightCache = NO_CACHE
 
     def of_model(self, own: ModelOptions) -> LoadOptions:
         """Return these options with the own options of a drafter or member, for its own longest sequence."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,18 +13,19 @@ from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
-from cospec.models.cache_entries import cache_dtype, dtype_name
-from cospec.models.checkpoint import check_stored, read_config, resolve, weight_files
-from cospec.models.files.open_source import open_source
-from cospec.models.files.source import EMBEDDING, WeightSource
+from cospec.models.cache_entries import dtype_name
+from cospec.models.checkpoint import configurations, resolve, weight_files
+from cospec.models.files.array_file import Arrays, PackedModel
+from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
-from cospec.models.linear import choose_linear, replace_linears
+from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
+from cospec.models.llama_weights import LlamaWeights, has_experts
 from cospec.models.load_options import LoadOptions
 from cospec.models.long_rope import fix_frequencies
-from cospec.models.lora import AdapterFolder, base_folder, is_adapter, merge, read_adapter
+from cospec.models.lora import merge
 from cospec.models.memory import (
     CacheBudget,
     KVRoom,
@@ -38,10 +38,12 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
+from cospec.models.recipe import Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.tokenizer import load_tokenizer
-from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
+from cospec.models.weight_cache import NO_CACHE
+from cospec.native import packed_llama
 
 __all__ = [
     "LoadOptions",
@@ -58,57 +60,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights.
-
-    Attributes:
-        fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
-    """
-
-    name: str
-    folder: Path
-    adapter: AdapterFolder | None
-    device: torch.device
-    dtype: torch.dtype
-    format: WeightFormat
-    linear: str
-    source: WeightSource
-    options: LoadOptions
-    fused: bool = False
-
-    @property
-    def convert(self) -> bool:
-        """Whether weights in blocks get another format."""
-        return self.options.quantization is not None or self.device.type != "cpu"
-
-    @property
-    def read(self) -> ReadWeight | None:
-        """How linear weights are read from the source; None reads the weights of the loaded modules."""
-        return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
-
-    @property
-    def table(self) -> StoredWeight | None:
-        """The embedding in the file's blocks, if the hand-written forward reads it; None of other embeddings."""
-        return self.source.table(self.convert) if self.direct else None
-
-    @property
-    def direct(self) -> bool:
-        """Whether linear weights go from the files to their format, without a transformers module.
-
-        An adapter is merged into modules. Names that transformers changes at load need its modules too.
-        """
-        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return torch.float32 if self.device.type == "cpu" else self.dtype
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        return cache_dtype(self.options.kv_cache_dtype, self.state_dtype)
-
-
 def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     """Load the model ``name``, see ``resolve``; a LoRA adapter is merged into its base.
 
@@ -116,7 +67,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         ModelError: the model is not found, unreadable, unsupported, or gives NaN logits.
         InvalidInput: an option does not fit the model or the machine.
     """
-    recipe = _recipe(name, options)
+    recipe = make_recipe(name, options)
     size = sum(file.stat().st_size for file in weight_files(recipe.folder))
     with hf_logging_off(), weights_progress(recipe.name, size):
         model = _assemble(recipe)
@@ -135,8 +86,8 @@ def cache_budget(models: Sequence[tuple[str, LoadOptions]]) -> CacheBudget:
     """
     _, options = models[0]
     with hf_logging_off():
-        needs = [_need(_recipe(name, own)) for name, own in models]
-    return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
+        needs = [_need(make_recipe(name, own)) for name, own in models]
+    return divide(needs, choose_device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
 
 def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
@@ -150,7 +101,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
     """
     _, options = models[0]
     with hf_logging_off():
-        recipes = [_recipe(name, own) for name, own in models]
+        recipes = [make_recipe(name, own) for name, own in models]
         needs = [_need(recipe) for recipe in recipes]
         target, config = recipes[0], hf_config(recipes[0].name, recipes[0].folder)
         length = length_of(config.get_text_config(), target.name, options.max_model_len)
@@ -172,46 +123,12 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
     )
 
 
-def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
-    """Return the dtype in memory of the weights in folder ``found``, loaded with ``dtype``.
-
-    Raises:
-        InvalidInput: the dtype is unknown.
-    """
-    if dtype == "auto":
-        return open_source(base_folder(found)).dtype
-    if dtype not in TORCH_DTYPES:
-        raise InvalidInput("dtype", dtype, f"auto, {', '.join(TORCH_DTYPES)}")
-    return TORCH_DTYPES[dtype]
-
-
-def _recipe(name: str, options: LoadOptions) -> _Recipe:
-    found = resolve(name)
-    folder = base_folder(found)
-    raw = read_config(folder)
-    check_stored(name, raw)
-    source = open_source(folder)
-    device = _device(options.device)
-    dtype = source.dtype if options.dtype == "auto" else weights_dtype(found, options.dtype)
-    return _Recipe(
-        name=name,
-        folder=folder,
-        adapter=read_adapter(found) if is_adapter(found) else None,
-        device=device,
-        dtype=dtype,
-        format=choose_format(options.quantization, dtype, device),
-        linear=choose_linear(options.linear_backend, device),
-        source=source,
-        options=options,
-    )
-
-
-def _need(recipe: _Recipe) -> MemoryNeed:
+def _need(recipe: Recipe) -> MemoryNeed:
     weights = recipe.source.num_bytes(recipe.format, recipe.convert)
     return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
-def _assemble(recipe: _Recipe) -> Model:
+def _assemble(recipe: Recipe) -> Model:
     from cospec.models import hf
 
     config = fix_frequencies(hf_config(recipe.name, recipe.folder), recipe.options.max_model_len)
@@ -226,7 +143,7 @@ def _assemble(recipe: _Recipe) -> Model:
 
 
 def _checked(
-    model: Any, shapes: list[LayerShape], config: Any, recipe: _Recipe
+    model: Any, shapes: list[LayerShape], config: Any, recipe: Recipe
 ) -> tuple[AttentionBackend, KVCache, int]:
     """Prepare a transformers model: attention, cache and length limit, and linear layers of the recipe."""
     from cospec.models import hf
@@ -249,7 +166,7 @@ def check_division(name: str, options: LoadOptions) -> int:
         ModelError, InvalidInput: as in ``load_stage``; no weights are loaded.
     """
     with hf_logging_off():
-        recipe = _recipe(name, options)
+        recipe = make_recipe(name, options)
         config, shard = hf_config(recipe.name, recipe.folder), options.shard
         check_shards(config, shard.stages, shard.ranks)
     if recipe.adapter is not None:
@@ -273,7 +190,7 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
     from cospec.models import hf, hf_stage
 
     with hf_logging_off():
-        recipe = _recipe(name, options)
+        recipe = make_recipe(name, options)
         whole = fix_frequencies(hf_config(name, recipe.folder), options.max_model_len)
         check_shards(whole, options.shard.stages, options.shard.ranks)
         config = shard_config(whole, options.shard)
@@ -297,32 +214,56 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
     return PythonStage(TorchStage(weights, cache, attention, options.shard, sum), cache, options.shard)
 
 
-def _fused_model(config: Any, recipe: _Recipe) -> Model:
+def _fused_model(config: Any, recipe: Recipe) -> Model:
     """Build the hand-written forward.
 
     The forward stores its own weights, so the loaded model is freed before the cache is allocated.
     """
 
-    table = recipe.table
-    model = _weights(config, recipe, recipe.dtype, () if table is None else (EMBEDDING,))
-    weights = read_weights(model, recipe.format, recipe.read, table)
-    shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
-    attention = _attention(recipe, shapes)
-    fused = FusedLlama.build(weights, attention, in_place=recipe.device.type == "cpu")
-    del model, weights
-    if recipe.device.type == "cuda":
+    if recipe.device.type == "cpu":
+        packed = _packed(config, recipe)
+        known = packed.facts["config"]
+        shapes = [LayerShape(known["kv_heads"], known["dim"])] * known["num_layers"]
+        attention = _attention(recipe, shapes)
+        fused = FusedLlama.packed(packed)
+    else:
+        weights = _llama_weights(config, recipe)
+        shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
+        attention = _attention(recipe, shapes)
+        fused = FusedLlama.build(weights, attention, in_place=False)
+        del weights
         torch.cuda.empty_cache()
     cache, max_len = _cache(config, shapes, attention, recipe)
     forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
-def _attention(recipe: _Recipe, shapes: Sequence[LayerShape]) -> AttentionBackend:
+def _llama_weights(config: Any, recipe: Recipe) -> LlamaWeights:
+    table = recipe.table
+    elsewhere = [] if table is None else [EMBEDDING]
+    model = _weights(config, recipe, recipe.dtype, elsewhere + (recipe.source.experts if recipe.direct else []))
+    return read_weights(model, recipe.format, recipe.read, table)
+
+
+def _packed(config: Any, recipe: Recipe) -> PackedModel:
+    """Return the packed weights of the native forward, from the cache if possible. Merged adapters are not cached."""
+    cache = recipe.options.weight_cache if recipe.direct else NO_CACHE
+    files = [*weight_files(recipe.folder), *configurations(recipe.folder)]
+    how = {"format": type(recipe.format).__qualname__, "dtype": str(recipe.dtype), "convert": recipe.convert}
+    size = recipe.source.num_bytes(recipe.format, recipe.convert)
+
+    def pack_weights(to: Arrays) -> dict[str, Any]:
+        return packed_llama.pack(_llama_weights(config, recipe), to)
+
+    return cache.packed(recipe.folder.name, files, how, size, pack_weights)
+
+
+def _attention(recipe: Recipe, shapes: Sequence[LayerShape]) -> AttentionBackend:
     """Return the attention back end for layers of these shapes."""
     return choose_attention(recipe.options.attention_backend, recipe.device, shapes, recipe.options.page_size)
 
 
-def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, recipe: _Recipe) -> tuple[KVCache, int]:
+def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, recipe: Recipe) -> tuple[KVCache, int]:
     """Build the KV cache in the layout of the attention, and the length limit of a sequence."""
     length = length_of(config.get_text_config(), recipe.name, recipe.options.max_model_len)
     if length.cut:
@@ -331,21 +272,23 @@ def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, r
     return KVCache(shapes, pages, recipe.cache_dtype, recipe.device, attention.by_head), max_len
 
 
-def _takes_fused(config: Any, recipe: _Recipe) -> bool:
+def _takes_fused(config: Any, recipe: Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
     if recipe.options.fused == "never" or why_not(config) or not _same_gates(recipe):
         return False
-    return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
+    if recipe.device.type == "cuda":
+        return not has_experts(config)
+    return _attention(recipe, ()).native_forward and recipe.linear == "native"
 
 
-def _same_gates(recipe: _Recipe) -> bool:
+def _same_gates(recipe: Recipe) -> bool:
     """Whether the two projections that enter a feed-forward have one format in every layer."""
     kinds = {} if recipe.convert else recipe.source.kinds
     gates = [name for name in recipe.source.shapes if name.endswith(".gate_proj.weight")]
     return all(kinds.get(name) == kinds.get(name.replace(".gate_proj.", ".up_proj.")) for name in gates)
 
 
-def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
+def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
     """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
     from cospec.models import hf
 
@@ -375,7 +318,7 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence
     return model.to(recipe.device).eval().requires_grad_(False)
 
 
-def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[BlockPool, int]:
+def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: Recipe) -> tuple[BlockPool, int]:
     """Build the page pool, and return the length limit of a sequence."""
     options = recipe.options
     size = options.page_size
@@ -387,12 +330,3 @@ def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Re
     room = KVRoom(limit, limit if options.max_model_len is not None else 2, options.max_num_seqs)
     count = pages_for(recipe.name, budget, shapes, dtype, size, room)
     return BlockPool(count, size, options.prefix_caching), min(limit, count * size)
-
-
-def _device(name: str) -> torch.device:
-    usable = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    if name == "auto":
-        return torch.device(usable[-1])
-    if name not in usable:
-        raise InvalidInput("device", name, f"auto or {' or '.join(usable)} on this machine")
-    return torch.device(name)

@@ -12,7 +12,7 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,10 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_cache_format": ([ctypes.c_char_p], c_int),
     "cospec_weight_format": ([ctypes.c_char_p], c_int),
     "cospec_use_huge_pages": ([c_void_p, c_long], None),
-    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_long, c_long], c_void_p),
+    "cospec_packed_bytes": ([c_int, c_long, c_long], c_long),
+    "cospec_pack": ([c_int, c_void_p, c_long, c_long, c_void_p], None),
+    "cospec_checksum": ([c_void_p, c_long], c_uint64),
+    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
     "cospec_linear_free": ([c_void_p], None),
     "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
     "cospec_attention": ([c_void_p], None),
@@ -250,6 +253,11 @@ def address(numbers: NDArray[Any]) -> int:
 def start(numbers: array[Any]) -> int:
     """Return the address of an array's first number."""
     return numbers.buffer_info()[0]
+
+
+def checksum(data: NDArray[np.uint8]) -> int:
+    """Return a hash of bytes that finds damage; the number of threads does not change the hash."""
+    return int(cdll().cospec_checksum(address(data), data.nbytes))
 
 
 def argmax_rows(logits: Tensor) -> list[int]:

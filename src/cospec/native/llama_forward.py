@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,19 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
-from cospec.models.hf_logging import packing_progress
+from cospec.models.files.array_file import PackedModel
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache, LayerBlocks
-from cospec.models.llama_weights import LayerWeights, LlamaWeights
-from cospec.models.weights.format import LinearWeights
 from cospec.native import operators, structs
 from cospec.native.library import address, start
-from cospec.native.operators import PackedLinear
 from cospec.native.structs import packer
 
 _CONFIG, _INPUT_BATCH, _ROLLOUT = packer(structs.LlamaConfig), packer(structs.InputBatch), packer(structs.Rollout)
 _BATCH, _CACHE = packer(structs.BatchView), packer(structs.KVCacheView)
-TABLE_ROWS = 1024  # compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +35,47 @@ class _Batch:
 
 
 class NativeLlama:
-    """The whole forward as one call into the kernels."""
+    """The whole forward as one call into the kernels.
 
-    def __init__(self, weights: LlamaWeights) -> None:
-        self._kept: list[Any] = []  # the library points to these
-        self._vocab_size, self._hidden = weights.embedding.shape
-        layers = np.array([self._layer(layer) for layer in packing_progress(weights.layers)], structs.LlamaLayer)
-        table, kind = _table(weights)
-        factors, first = weights.factors, weights.layers[0]
-        config = _CONFIG.pack(
-            address(layers), self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head),
-            self._tensor(weights.frequencies), operators.kernel_id(kind),
-            len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim,
-            first.gate.weight.outputs, 2 * weights.frequencies.shape[1], len(weights.frequencies),
-            first.q_norm is not None and first.q_norm.shape[0] != weights.dim, weights.activation == "gelu_tanh",
-            weights.eps, weights.scale, weights.rotary_scale, factors.embedding, factors.residual, factors.logits,
-            factors.attention_softcap, factors.logit_softcap,
-        )  # fmt: skip
+    Args:
+        model: weights that ``packed_llama.pack`` packed.
+    """
+
+    def __init__(self, model: PackedModel) -> None:
+        self._model, facts = model, model.facts  # the library points into the arrays and handles
+        self._linears = {
+            name: operators.LinearHandle(kernel, (outputs, inputs), model.arrays, name)
+            for name, (kernel, outputs, inputs) in facts["linears"].items()
+        }
+        self._experts = {
+            name: [operators.LinearHandle(kernel, (outputs, inputs), model.arrays, name, n) for n in range(count)]
+            for name, (kernel, outputs, inputs, count) in facts["experts"].items()
+        }
+        self._tables = {name: array("Q", [one.address for one in own]) for name, own in self._experts.items()}
+        self._vocab_size, self._hidden = facts["vocab_size"], facts["config"]["hidden"]
+        layers = np.zeros(len(facts["layers"]), structs.LlamaLayer)
+        for number, own in enumerate(facts["layers"]):
+            layers[number] = self._fields(structs.LlamaLayer, own, f"layers.{number}.")
+        known = {
+            **facts["config"],
+            "layers": address(layers),
+            "embedding_format": operators.kernel_id(facts["embedding_kernel"]),
+        }
         library = operators.cdll()
         self._forward, self._hidden_states = library.cospec_llama_forward, library.cospec_llama_hidden_states
-        self._handle: int = library.cospec_llama_new(config)
+        self._handle: int = library.cospec_llama_new(_CONFIG.pack(*self._fields(structs.LlamaConfig, known)))
         weakref.finalize(self, library.cospec_llama_free, self._handle)
 
-    def _tensor(self, tensor: Tensor | None) -> int:
-        """Keep a tensor and return its address; 0 for None."""
-        if tensor is None:
-            return 0
-        self._kept.append(tensor.cpu().contiguous())
-        return int(self._kept[-1].data_ptr())
+    def _fields(self, struct: structs.Layout, known: Mapping[str, Any], place: str = "") -> tuple[Any, ...]:
+        """Return the fields of a struct: known values, addresses of handles and arrays, or 0."""
+        return tuple(known[name] if name in known else self._address(place + name) for name in struct.names or ())
 
-    def _linear(self, linear: LinearWeights) -> int:
-        self._kept.append(PackedLinear(linear.weight, linear.bias))
-        return int(self._kept[-1].handle)
-
-    def _layer(self, layer: LayerWeights) -> tuple[int, ...]:
-        """Return the fields of a ``LlamaLayer``."""
-        gate_up = layer.gate.join(layer.up, rows=_interleave)
-        norms = (
-            layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp, layer.q_norm, layer.k_norm,
-        )  # fmt: skip
-        projections = [*map(self._linear, layer.qkv), 0, 0][:3]
-        linears = map(self._linear, (layer.output, gate_up, layer.down))
-        windows = layer.window or 0, -1 if layer.rotary is None else layer.rotary
-        return *map(self._tensor, norms), *projections, *linears, *windows
+    def _address(self, name: str) -> int:
+        if name in self._linears:
+            return self._linears[name].address
+        if name in self._tables:
+            return start(self._tables[name])
+        return address(self._model.arrays[name]) if name in self._model.arrays else 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""
@@ -209,29 +203,3 @@ def _packed(batch: InputBatch, keys: array[int], values: array[int], cache_forma
         wanted.data_ptr(), start(keys), start(values),
         batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1], cache_format,
     )  # fmt: skip
-
-
-def _table(weights: LlamaWeights) -> tuple[Tensor, str]:
-    """Return the embedding table and the name of its kernel: file blocks, or bfloat16 where no value changes."""
-    if weights.table is not None:
-        return weights.table.parts[0], weights.table.format.kernel
-    table = weights.embedding
-    if table.dtype is torch.bfloat16:  # often mapped from the file, so that no copy is in memory
-        return table, "bf16"
-    half = table.bfloat16()
-    if weights.format.table_dtype is torch.bfloat16 or _same_values(half, table):  # half the size at no loss
-        return half, "bf16"
-    return table.float(), "fp32"
-
-
-def _same_values(half: Tensor, table: Tensor) -> bool:
-    """Whether two tables have the same values; few rows at a time become float32."""
-    parts = zip(half.split(TABLE_ROWS), table.split(TABLE_ROWS), strict=True)
-    return all(torch.equal(one.float(), other.float()) for one, other in parts)
-
-
-def _interleave(gate_and_up: Sequence[Tensor]) -> Tensor:
-    """Rows in turns of 32 gates and their 32 inputs, then zeros; ``[F, ...]`` twice to ``[2 F', ...]``."""
-    missing = -gate_and_up[0].shape[0] % 32
-    padded = [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]).unflatten(0, (-1, 32)) for x in gate_and_up]
-    return torch.stack(padded, 1).flatten(0, 2)

@@ -17,6 +17,7 @@ from cospec.models.stage import StageBatch
 from cospec.native import operators, structs
 from cospec.native.library import address, start
 from cospec.native.llama_forward import NativeLlama, page_addresses
+from cospec.native.packed_llama import in_memory
 from cospec.native.structs import packer
 
 _STAGE, _BATCH, _CACHE = packer(structs.StageIO), packer(structs.BatchView), packer(structs.KVCacheView)
@@ -37,7 +38,7 @@ class NativeStage:
     ) -> None:
         self.cache, self._shard = cache, shard
         self._vocab_size, max_len = sizes
-        self._model = NativeLlama(weights)
+        self._model = NativeLlama(in_memory(weights))
         self._hidden = weights.embedding.shape[1]
         self._keys, self._values = page_addresses(cache.layers)  # the struct below points to these
         format = operators.cache_format(cache.dtype)

@@ -20,7 +20,7 @@ from torch import Tensor
 from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Model, NativeForward
 from cospec.core.model_io import SequenceSlice
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import Floats
 from cospec.core.stats import StepTimes
 from cospec.core.tree import chain

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from cospec.core.interfaces import NativeForward
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.types import Request, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache

@@ -7,8 +7,7 @@ the library, and the kernels over rows of logits, are in ``cospec.native.library
 from __future__ import annotations
 
 import weakref
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
 from cospec.models.cache_entries import CACHE_DTYPES, dtype_name, entry_width
+from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Arrays, Bytes
 from cospec.models.input_batch import InputBatch
-from cospec.models.weights.format import StoredWeight
+from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
-from cospec.native.library import available, cdll, isa, set_isa, set_threads, start, threads, why_not
+from cospec.native.library import address, available, cdll, isa, set_isa, set_threads, threads, why_not
 
 __all__ = [
     "PackedLinear",
@@ -53,16 +53,10 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: StoredWeight, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.outputs, weight.inputs
-        parts = [part.cpu().contiguous() for part in weight.format.pack(weight.parts)]
-        pointers = array("Q", [part.data_ptr() for part in parts])
-        shift = None if bias is None else bias.detach().cpu().float().contiguous()
-        found = cdll()
-        self.handle: int = found.cospec_linear_new(
-            kernel_id(weight.format.kernel), start(pointers),
-            None if shift is None else shift.data_ptr(), self.out_features, self.in_features,
-        )  # fmt: skip
-        self._product = found.cospec_linear
-        weakref.finalize(self, found.cospec_linear_free, self.handle)
+        memory = ArrayMemory()
+        add_linear(memory, "weight", LinearWeights(weight, bias))
+        self._product = cdll().cospec_linear
+        self._handle = LinearHandle(weight.format.kernel, (weight.outputs, weight.inputs), memory.arrays, "weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 ``[..., in]`` to ``[..., out]``."""
@@ -72,8 +66,65 @@ class PackedLinear(nn.Module):
             raise InvalidInput("input of a packed linear layer", given, f"float32 [..., {self.in_features}] on the CPU")
         x = x.contiguous()
         y = torch.empty((*shape[:-1], self.out_features))
-        self._product(self.handle, x.data_ptr(), x.numel() // self.in_features, y.data_ptr())
+        self._product(self._handle.address, x.data_ptr(), x.numel() // self.in_features, y.data_ptr())
         return y
+
+
+class LinearHandle:
+    """The library's handle of a packed weight, which stays in the memory of its arrays.
+
+    Args:
+        shape: outputs and inputs.
+        arrays: hold the weight as ``name``; scales and bias, if any, as ``add_linear`` names them.
+        place: of the weight among the weights of the array.
+    """
+
+    def __init__(
+        self, kernel: str, shape: tuple[int, int], arrays: Mapping[str, Bytes], name: str, place: int = 0
+    ) -> None:
+        self._weights, number = arrays[name], kernel_id(kernel)
+        vectors = [arrays.get(f"{name}.{part}") for part in ("scale", "bias")]  # the library copies both
+        starts = [None if x is None else address(x) + 4 * place * shape[0] for x in vectors]
+        found = cdll()
+        weight = address(self._weights) + place * _packed_bytes(number, shape)
+        self.address: int = found.cospec_linear_new(number, weight, *starts, *shape)
+        weakref.finalize(self, found.cospec_linear_free, self.address)
+
+
+def add_linear(to: Arrays, name: str, linear: LinearWeights) -> None:
+    """Pack the weight of a linear layer as ``name``, its scales as ``name.scale``, its bias as ``name.bias``."""
+    add_weights(to, name, lambda _: linear.weight, 1)
+    if linear.bias is not None:
+        add_tensor(to, f"{name}.bias", linear.bias.float())
+
+
+def add_weights(to: Arrays, name: str, weight: Callable[[int], StoredWeight], count: int) -> None:
+    """Pack weights of one shape and format as one array, and their scales as ``name.scale``."""
+    first, scales = weight(0), list[Tensor]()
+    shape, kernel = (first.outputs, first.inputs), kernel_id(first.format.kernel)
+    size = _packed_bytes(kernel, shape)
+
+    def fill(at: int) -> None:
+        for number in range(count):
+            own = weight(number) if number else first
+            integers, *scale = (part.cpu().contiguous() for part in own.format.pack(own.parts))
+            cdll().cospec_pack(kernel, integers.data_ptr(), *shape, at + number * size)
+            scales.extend(scale)
+
+    to.add(name, count * size, fill)
+    if scales:
+        add_tensor(to, f"{name}.scale", torch.cat(scales).float())
+
+
+def _packed_bytes(kernel: int, shape: tuple[int, int]) -> int:
+    """Return the bytes from a packed weight to the next in an array."""
+    size = int(cdll().cospec_packed_bytes(kernel, *shape))
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def add_tensor(to: Arrays, name: str, tensor: Tensor) -> None:
+    """Store the numbers of a tensor of one dimension or more."""
+    to.keep(name, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
 
 
 def kernel_id(name: str) -> int:

@@ -54,7 +54,8 @@ AttentionParams = declare(
 LlamaLayer = declare(
     "LlamaLayer",
     """
-    pointer attention_norm mlp_norm after_attention after_mlp q_norm k_norm q k v output gate_up down
+    pointer attention_norm mlp_norm after_attention after_mlp q_norm k_norm q k v output gate_up down router
+    pointer expert_gate_up expert_down
     int64 window rotary
     """,
 )
@@ -63,6 +64,7 @@ LlamaConfig = declare(
     """
     pointer layers embedding final_norm head inverse_frequencies
     int64 embedding_format num_layers hidden heads kv_heads dim intermediate rotated num_tables wide_norms gelu
+    int64 num_experts experts_per_token expert_intermediate normalized_experts
     float eps scale rotary_scale embedding_factor residual_factor logit_factor attention_softcap logit_softcap
     """,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cospec.acceptance.match import Match
 from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited, masks_of
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
 from cospec.native import library, structs

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.tree import MAX_NODES, level_nodes
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget

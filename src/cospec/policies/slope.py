@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options

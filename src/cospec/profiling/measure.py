@@ -17,7 +17,7 @@ import torch
 
 from cospec.core.interfaces import Clock, Model, MultiStepRunner
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import (
     Commit,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cospec.core.interfaces import Model, MultiStepRunner
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 from cospec.policies.latency.online_fit import KNEES
 from cospec.policies.latency.step import LatencyModels

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cospec.core.interfaces import Executor
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.errors import DrafterLost
 from cospec.runtime.drafter_executor import DRAFT_TIMEOUT

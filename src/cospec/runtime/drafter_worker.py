@@ -1,4 +1,4 @@
-"""The process that a drafter has for itself; ``process_executor`` starts the process and talks to it.
+"""The process that a drafter has for itself; ``drafter_process`` starts the process and talks to it.
 
 The process ends when its connection ends or the engine's process is gone, whatever the drafter does at the time. An
 engine that was killed therefore leaves nothing behind. An error in the drafter ends the process too, with a traceback:
@@ -15,7 +15,7 @@ import time
 from queue import SimpleQueue
 from types import TracebackType
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.errors import CospecError
 from cospec.process_utils import freeze_gc, keep_to
 from cospec.runtime.codec import ProtocolError, decode_call

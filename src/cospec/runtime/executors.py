@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cospec.core.interfaces import Clock, Executor
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost
 from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
 from cospec.runtime.drafter_proxy import DrafterProxy

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import (
     Commit,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member

@@ -16,7 +16,7 @@ from cospec.assembly.components import AcceptanceMethods, Verification, connect
 from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugins import Drafter, Policy
+from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.scheduler import SchedulerLimits
 from cospec.core.types import TARGET, Request
 from cospec.errors import InvalidInput, words

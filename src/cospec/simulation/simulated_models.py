@@ -10,7 +10,7 @@ import torch
 from cospec.acceptance.match import Match
 from cospec.core.interfaces import BlockManager, NativeForward, PipelinedModel
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import FinishedFuture, Future
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.policies.latency.forward import ForwardLatency

@@ -14,7 +14,7 @@ from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model, Verifier
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.types import Request
 from cospec.core.verifier import TargetVerifier
 from cospec.ensemble.blends.registry import BlendRegistry

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 

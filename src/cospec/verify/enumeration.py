@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cospec.core.engine import Engine
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import (
     Commit,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import FinishReason, Request, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput

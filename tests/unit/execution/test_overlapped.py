@@ -13,7 +13,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cospec.core.plugins import LogitsProcessor
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.core.rng import StreamKind
 from cospec.core.sampling import History, edit
 from cospec.core.types import DraftContext

@@ -19,7 +19,10 @@ extern "C" {
 const char* cospec_isa();
 int cospec_set_isa(const char* name);
 void cospec_set_threads(int threads);
-Linear* cospec_linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs);
+long cospec_packed_bytes(int format, long outputs, long inputs);
+void cospec_pack(int format, const void* from, long outputs, long inputs, void* to);
+Linear* cospec_linear_new(
+    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs);
 void cospec_linear(const Linear* linear, const float* x, long rows, float* y);
 void cospec_attention(const AttentionParams* params);
 void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y);
@@ -95,6 +98,15 @@ struct Matrix {  // a weight in one of the formats, and its value
     }
 };
 
+// A packed weight, whose memory is never freed.
+static Linear* packed_linear(
+    int format, const void* data, const float* scale, const float* bias, long outputs, long inputs) {
+    void* packed = nullptr;
+    if (posix_memalign(&packed, 64, cospec_packed_bytes(format, outputs, inputs))) fail("no memory");
+    cospec_pack(format, data, outputs, inputs, packed);
+    return cospec_linear_new(format, packed, scale, bias, outputs, inputs);
+}
+
 static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
     const Floats weight = drawn(outputs * inputs, factor), bias = drawn(outputs), scale = drawn(outputs, 0.25f, 0.5f);
     Matrix m = {nullptr, Doubles(outputs * inputs), Doubles(bias.begin(), bias.end()), outputs, inputs, format};
@@ -110,8 +122,7 @@ static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
     const void* data = format == FP32   ? (const void*)weight.data()
                        : format == BF16 ? (void*)halves.data()
                                         : (void*)bytes.data();
-    const void* const parts[] = {data, scale.data()};
-    m.packed = cospec_linear_new(format, parts, bias.data(), outputs, inputs);
+    m.packed = packed_linear(format, data, format == INT8 ? scale.data() : nullptr, bias.data(), outputs, inputs);
     return m;
 }
 
@@ -144,9 +155,8 @@ static void block_products() {
     std::vector<uint8_t> blocks(outputs * row_bytes);
     for (uint8_t& byte : blocks) byte = (uint8_t)(fabsf(draw()) * 59);  // scales are small float16 numbers
     const Floats x = drawn(most * inputs);
-    const void* const parts[] = {blocks.data()};
     for (int format = INT8 + 1; format < NUM_WEIGHT_FORMATS; format++) {
-        Linear* const packed = cospec_linear_new(format, parts, nullptr, outputs, inputs);
+        Linear* const packed = packed_linear(format, blocks.data(), nullptr, nullptr, outputs, inputs);
         Floats all;
         for (long rows : {20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13}) {
             const Floats y = everywhere(

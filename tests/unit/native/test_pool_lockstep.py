@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

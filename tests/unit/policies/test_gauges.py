@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import ModelCall, StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Speculation
 from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cospec.config import EngineConfig, read_file, read_json, speculative_config
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import derive_seed
 from cospec.core.types import Request, Speculation
 from cospec.errors import InvalidInput
@@ -203,7 +203,7 @@ def test_outputs_of_one_call() -> None:
 
 def test_tables() -> None:
     table: PluginTable[type[AcceptanceMethod]] = PluginTable(
-        "thing", {"a": "cospec.acceptance.match:Match"}, Declares("thing", "cospec.core.plugins:AcceptanceMethod")
+        "thing", {"a": "cospec.acceptance.match:Match"}, Declares("thing", "cospec.core.plugin_base:AcceptanceMethod")
     )
     with pytest.raises(InvalidInput, match="thing is 'b'"):
         table.load("b")

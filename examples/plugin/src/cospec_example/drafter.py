@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.options import Options

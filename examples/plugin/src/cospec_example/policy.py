@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options

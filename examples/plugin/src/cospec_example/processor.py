@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from cospec.core.plugins import LogitsProcessor
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.logits_processors.bitmask import Bitmask, ban
 from cospec.options import Options
 from cospec.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from cospec.acceptance.match import Match
 from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited, uses_finite_rows
 from cospec.acceptance.tensor.batch import batch_of
 from cospec.acceptance.tensor.methods import TensorForm
-from cospec.core.plugins import AcceptanceMethod
+from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.tree import path_to
 from cospec.core.types import VerifyResult
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
 from cospec.cluster.nodes.link import NodeLink, Question
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture, Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cospec.cluster.nodes.checks import AskedDraft, check_draft
-from cospec.cluster.nodes.copies import TokenSender
 from cospec.cluster.nodes.deadline import ResponseTimes, work_of
+from cospec.cluster.nodes.request_copies import TokenSender
 from cospec.cluster.nodes.wire import (
     AskDrafts,
     DamagedFrame,

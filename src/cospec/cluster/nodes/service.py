@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cospec.cluster.nodes.checks import sparse_rows
-from cospec.cluster.nodes.copies import TokenCopies
+from cospec.cluster.nodes.request_copies import TokenCopies
 from cospec.cluster.nodes.wire import (
     AskDrafts,
     DamagedFrame,
@@ -24,7 +24,7 @@ from cospec.cluster.nodes.wire import (
     Welcome,
 )
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.runtime.codec import ProtocolError

@@ -19,7 +19,7 @@ from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.options import check_address, zeromq
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
 
 BEAT_SECONDS = 1.0  # between two messages of an idle node, and between two offers

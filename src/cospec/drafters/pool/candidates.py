@@ -12,7 +12,7 @@ from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, expone
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import DraftContext
 from cospec.drafters.pool.combiners.combine import Candidate
-from cospec.drafters.prompt_scoring import reads_natively
+from cospec.drafters.token_scoring import reads_natively
 from cospec.native import library
 
 _UNUSED: StreamKey = (0, 0, 0, 0, 0, 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.interfaces import StepwiseDrafter

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.options import DrafterPlace, Options, parse

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import Future
 from cospec.core.tree import chain

@@ -85,7 +85,9 @@ class GgufSource(WeightSource):
         self.kinds = {
             name: entry.tensors[0].type
             for name, entry in self._entries.items()
-            if entry.tensors[0].type in _BLOCKS and len(self.shapes[name]) == 2
+            if len(self.shapes[name]) > 1
+            and {tensor.type for tensor in entry.tensors} <= {entry.tensors[0].type}
+            and entry.tensors[0].type in _BLOCKS
         }
         types = self.types()
         most = max(types, key=lambda name: types[name])
@@ -99,9 +101,10 @@ class GgufSource(WeightSource):
         return found - entry.offset if entry.offset else found
 
     def blocks(self, name: str) -> Tensor:
-        """See ``WeightSource``; the result is mapped unless rows change places."""
-        (rows,) = self._rows(self._entries[name])
-        return torch.from_numpy(rows)
+        """See ``WeightSource``; the result is mapped unless rows change places, or tensors are joined."""
+        rows = self._rows(self._entries[name])
+        joined = rows[0] if len(rows) == 1 else np.concatenate(rows, 1)
+        return torch.from_numpy(joined.reshape(-1, joined.shape[-1]))
 
     def types(self) -> dict[str, int]:
         """Return the bytes of each type of tensor."""

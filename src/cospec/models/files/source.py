@@ -31,7 +31,7 @@ class WeightSource(ABC):
         shapes: of all tensors by transformers' names.
         dtype: the most frequent floating dtype of the tensors; float32 where blocks are most frequent.
         packed: whether transformers cannot read the files.
-        kinds: the block formats of weights ``[out, in]`` that the files hold in blocks.
+        kinds: the block formats of weights ``[..., out, in]`` that the files hold in blocks.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -52,7 +52,9 @@ class WeightSource(ABC):
         """
         counted = {name: shape for name, shape in self.shapes.items() if name not in without}
         kinds = {} if convert else {name: kind for name, kind in self.kinds.items() if name in counted}
-        blocks = [block_format(kind).num_bytes(*counted[name]) for name, kind in kinds.items()]
+        blocks = [
+            block_format(kind).num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, kind in kinds.items()
+        ]
         return sum(blocks) + bytes_of(format, [shape for name, shape in counted.items() if name not in kinds])
 
     @abstractmethod
@@ -60,22 +62,22 @@ class WeightSource(ABC):
         """Return the value of a tensor, in a floating dtype that holds the value exactly."""
 
     def blocks(self, name: str) -> Tensor:
-        """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``."""
+        """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``, expert after expert."""
         raise KeyError(name)
 
     def linear(
         self, name: str, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False
     ) -> StoredWeight:
-        """Return a weight ``[out, in]``: in its own blocks, or in ``format``.
+        """Return a weight ``[out, in]``, or experts one after another: in own blocks, or in ``format``.
 
         Args:
             dtype: that values are rounded to first; None does not round.
             convert: use ``format`` for weights in blocks too.
         """
         if convert or name not in self.kinds:
-            value = self.read(name)
+            value = self.read(name).flatten(0, -2)
             return format.read(value if dtype is None else value.to(dtype))
-        return block_format(self.kinds[name]).from_blocks(self.blocks(name), self.shapes[name][1])
+        return block_format(self.kinds[name]).from_blocks(self.blocks(name), self.shapes[name][-1])
 
     def reader(self, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False) -> ReadWeight:
         """Return ``linear`` by the names of modules; other weights are those of the modules.
@@ -84,13 +86,13 @@ class WeightSource(ABC):
         """
 
         def read(module: str, weight: Tensor) -> StoredWeight:
-            name = f"{module}.weight"
+            name = module if module in self.shapes else f"{module}.weight"  # experts have no module of their own
             tied = name == HEAD and HEAD not in self.shapes and EMBEDDING in self.kinds
             name = EMBEDDING if tied else name
-            placeholder = weight.stride() == (0, 0)
+            placeholder = not any(weight.stride())
             if placeholder or tied:
                 return self.linear(name, format, dtype, convert)
-            return format.read(weight)
+            return format.read(weight.flatten(0, -2))
 
         return read
 
@@ -99,6 +101,11 @@ class WeightSource(ABC):
         if convert or EMBEDDING not in self.kinds:
             return None
         return block_format(self.kinds[EMBEDDING]).from_blocks(self.blocks(EMBEDDING), self.shapes[EMBEDDING][1])
+
+    @property
+    def experts(self) -> list[str]:
+        """The names of tensors that hold the weights of all experts of a layer."""
+        return [name for name in self.shapes if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
 
     def state_dict(self, dtype: torch.dtype, without: Sequence[str] = ()) -> dict[str, Tensor]:
         """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory.
@@ -114,8 +121,11 @@ class WeightSource(ABC):
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor is the weight of a linear layer, by the names that all families of GGUF files have."""
-    return name.endswith("_proj.weight") or name == HEAD
+    """Whether a tensor is the weight of a linear layer, by the names that all families of GGUF files have.
+
+    Experts that a file stores one by one do not count: transformers joins them.
+    """
+    return (name.endswith("_proj.weight") and ".experts." not in name) or name == HEAD
 
 
 def block_format(kind: str) -> BlockFormat:

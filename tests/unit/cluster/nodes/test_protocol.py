@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cospec.cluster.nodes import copies, link
+from cospec.cluster.nodes import link, request_copies
 from cospec.cluster.nodes.link import Question
 from cospec.cluster.nodes.wire import TokensUpdate
 from cospec.core.types import Commit
@@ -140,10 +140,10 @@ def test_a_lost_update_costs_one_draft_and_a_new_epoch() -> None:
 def test_without_numbers_of_updates_a_node_drafts_for_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the property above depends on the check."""
 
-    def blindly(copy: copies.TokenCopy, update: TokensUpdate) -> bool:
+    def blindly(copy: request_copies.TokenCopy, update: TokensUpdate) -> bool:
         return update.base <= len(copy.tokens)
 
-    monkeypatch.setattr(copies.TokenCopy, "precedes", blindly)
+    monkeypatch.setattr(request_copies.TokenCopy, "precedes", blindly)
     (tokens,) = one_lost_update(Network())
     assert tokens == echo([1, 2, 4], 3) != echo([1, 3, 4], 3)
 

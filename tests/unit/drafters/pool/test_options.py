@@ -12,7 +12,7 @@ import pytest
 import cospec
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.interfaces import VocabMapping

@@ -15,15 +15,15 @@ from torch import Tensor
 import cospec
 from cospec.core.interfaces import Executor
 from cospec.core.model_io import TokenBatch
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.coordinator import Coordinator
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.prompt_scoring import LOOKBACK
 from cospec.drafters.stepwise import ModelStepwiseDrafter
+from cospec.drafters.token_scoring import LOOKBACK
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS

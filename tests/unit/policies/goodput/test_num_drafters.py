@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cospec.core.plugins import Policy
+from cospec.core.plugin_base import Policy
 from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.num_drafters import NumDrafters

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Protocol
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Drafter
+from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost, ModelError
 from cospec.runtime.codec import ProtocolError, encode_call
 from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe

@@ -1,0 +1,204 @@
+"""Packed weights on disk, in the user's cache directory: a second start maps the file of the first.
+
+A file belongs to its key: the weight files, the options that change the packed weights, and the code that packs them.
+Large weight files count by name, inode, size, times and a sample of their contents. A write changes ``ctime``, which
+programs cannot set, so a changed file has another key. Small files count by their contents.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cospec.errors import InvalidInput
+from cospec.models.files.array_file import ArrayFileWriter, ArrayMemory, Arrays, PackedModel, read_arrays
+from cospec.native import library
+from cospec.system import cache_directory
+
+VARIABLE = "COSPEC_WEIGHT_CACHE_BYTES"
+DEFAULT_BYTES = 32 << 30
+SMALL = 16 << 20  # bytes of a weight file that counts by its contents
+_SAMPLES, _SAMPLE = 64, 64 << 10
+_SETTLED_NS = 2_000_000_000  # a file system may give two changes in a shorter time the same time
+_RESERVE = 1 << 30  # bytes of the disk that the cache leaves free
+_ABANDONED = 3600  # seconds after which an unfinished file belongs to no process
+_SUFFIX = ".weights"
+
+_log = logging.getLogger(__name__)
+
+Pack = Callable[[Arrays], dict[str, Any]]
+"""Packs a model into arrays, and returns its facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCache:
+    """The cache with its limits.
+
+    Attributes:
+        max_bytes: of all files; the least recently used files are removed. 0 switches the cache off.
+        min_bytes: of the weights of a model; smaller models are packed in less than a second.
+    """
+
+    max_bytes: int = 0
+    min_bytes: int = 64 << 20
+
+    @classmethod
+    def of(cls, max_bytes: int | None) -> WeightCache:
+        """Return the cache of the option ``weight_cache_bytes``; None takes the environment variable or the default.
+
+        Raises:
+            InvalidInput: the environment variable is not a number of bytes.
+        """
+        if max_bytes is not None:
+            return cls(max_bytes)
+        given = os.environ.get(VARIABLE, str(DEFAULT_BYTES))
+        if not given.isdecimal():
+            raise InvalidInput(VARIABLE, given, "a number of bytes, 0 for no cache")
+        return cls(int(given))
+
+    def packed(self, name: str, files: Sequence[Path], how: Mapping[str, Any], size: int, pack: Pack) -> PackedModel:
+        """Return packed weights: mapped from the cache, or packed into the cache, or packed into memory.
+
+        Args:
+            name: of the model, for its file and the log.
+            files: of the weights and their configuration.
+            how: options that change the packed weights.
+            size: about the bytes of the packed weights.
+        """
+        key = self._key(files, how) if self.max_bytes and self.min_bytes <= size <= self.max_bytes else None
+        if key is None:
+            return _in_memory(pack)
+        text = json.dumps(key, sort_keys=True).encode()
+        path = folder() / f"{name}-{hashlib.sha256(text).hexdigest()[:24]}{_SUFFIX}"
+        try:
+            found = read_arrays(path, key)
+            os.utime(path)  # the time of the last use
+            return found
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("the packed weights in %s are not used (%s) and are packed again", path, error)
+        try:
+            return self._store(path, key, size, pack, lambda: self._key(files, how))
+        except OSError as error:
+            _log.warning("the packed weights of %s are not stored: %s", name, error)
+        return _in_memory(pack)
+
+    def _key(self, files: Sequence[Path], how: Mapping[str, Any]) -> dict[str, Any] | None:
+        known = [identity(file) for file in files]
+        if None in known:
+            return None
+        return {"files": known, "how": dict(how), "code": _code(), "kernels": library.build()}
+
+    def _store(
+        self, path: Path, key: Mapping[str, Any], size: int, pack: Pack, key_now: Callable[[], Any]
+    ) -> PackedModel:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._remove_oldest(self.max_bytes - size)
+        if shutil.disk_usage(path.parent).free < size + _RESERVE:
+            raise OSError(errno.ENOSPC, f"the disk of {path.parent} has no room for {size} bytes")
+        handle, unfinished = tempfile.mkstemp(_SUFFIX, ".", path.parent)
+        os.close(handle)
+        partial = Path(unfinished)
+        writer = ArrayFileWriter(partial, self.max_bytes)
+        try:
+            writer.finish(key, pack(writer))
+            found = read_arrays(partial, key, check=False)
+            if key_now() != key:
+                raise OSError(errno.EBUSY, "the weight files changed while they were read")
+            self._remove_oldest(self.max_bytes - partial.stat().st_size)
+            partial.replace(path)
+        finally:
+            writer.close()
+            partial.unlink(missing_ok=True)
+        return found
+
+    def _remove_oldest(self, allowed: int) -> None:
+        """Remove unfinished files of ended processes, and then the oldest files until ``allowed`` bytes are left."""
+        total = 0
+        for used, size, file in sorted(_files(), reverse=True):
+            if file.name.startswith("."):
+                remove = time.time() - used > _ABANDONED
+            else:
+                total += size
+                remove = total > allowed
+            if remove:
+                file.unlink(missing_ok=True)  # processes that map the file keep its contents
+
+
+NO_CACHE = WeightCache()
+
+
+def folder() -> Path:
+    """Return the folder of the files."""
+    return cache_directory() / "weights"
+
+
+def usage() -> tuple[int, int]:
+    """Return the number of files in the cache, and their bytes."""
+    sizes = [size for _, size, _ in _files()]
+    return len(sizes), sum(sizes)
+
+
+def _files() -> list[tuple[float, int, Path]]:
+    """Return time of the last use, bytes and path of each file, unfinished files included."""
+    found = []
+    for file in folder().glob(f"*{_SUFFIX}"):
+        try:
+            facts = file.stat()
+        except OSError:  # another process was faster to remove the file
+            continue
+        found.append((facts.st_mtime, facts.st_size, file))
+    return found
+
+
+def identity(file: Path, small: int = SMALL) -> list[Any] | None:
+    """Return what distinguishes a file's contents; None if the file changed so recently that times do not tell.
+
+    Args:
+        small: bytes up to which the whole contents count.
+
+    Raises:
+        OSError: the file is unreadable.
+    """
+    facts = file.stat()
+    with file.open("rb") as stream:
+        if facts.st_size <= small:
+            return [file.name, hashlib.sha256(stream.read()).hexdigest()]
+        if time.time_ns() - max(facts.st_ctime_ns, facts.st_mtime_ns) < _SETTLED_NS:
+            return None
+        sample = hashlib.sha256()
+        for number in range(_SAMPLES):
+            stream.seek(number * (facts.st_size - _SAMPLE) // (_SAMPLES - 1))
+            sample.update(stream.read(_SAMPLE))
+    times = (facts.st_mtime_ns, facts.st_ctime_ns)
+    return [str(file.absolute()), facts.st_ino, facts.st_size, *times, sample.hexdigest()]
+
+
+def _in_memory(pack: Pack) -> PackedModel:
+    memory = ArrayMemory()
+    return PackedModel(pack(memory), memory.arrays)
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the modules that read and pack weights, and the version of transformers' configurations."""
+    from transformers import __version__
+
+    found = hashlib.sha256(__version__.encode())
+    package = Path(__file__).parents[1]
+    for part in ("models", "native"):
+        for file in sorted((package / part).rglob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()

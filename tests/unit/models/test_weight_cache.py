@@ -1,0 +1,269 @@
+"""Packed weights on disk: the same model cold, warm and off, and no file that is damaged or of other weights."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.errors import InvalidInput
+from cospec.models import weight_cache
+from cospec.models.files.array_file import ArrayFileWriter, read_arrays
+from cospec.models.loading import LoadOptions, load_model
+from cospec.models.weight_cache import VARIABLE, WeightCache, identity
+from cospec.native import library, packed_llama
+from cospec.native.library import address, checksum
+from harness.gguf_files import write_model
+
+pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not())
+
+PROMPT = (5, 9, 2, 40, 7, 3, 11, 33)
+OFF = LoadOptions(device="cpu", num_pages=4)
+CACHED = replace(OFF, weight_cache=WeightCache(1 << 30, min_bytes=0))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def tiny(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, attention_bias=True,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    tiny().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run(name: Path, options: LoadOptions = CACHED) -> torch.Tensor:
+    model = load_model(str(name), options)
+    assert model.pages.allocate("a", len(PROMPT))
+    return model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
+
+
+def entries() -> list[Path]:
+    return sorted(weight_cache.folder().glob("*"))
+
+
+def unpacked(*_: Any) -> Any:
+    raise AssertionError("the weights are packed again")
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "q4_k"])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_cold_warm_and_off_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, quantization: str | None
+) -> None:
+    path = tmp_path / "model.gguf"
+    if kind == "gguf":
+        write_model(path, tiny(), "Q4_0", kinds={"attn_v": "Q8_0"})
+    else:
+        path = tmp_path / "model"
+        tiny().bfloat16().save_pretrained(path)
+    options = replace(CACHED, quantization=quantization)
+    off, cold = run(path, replace(options, weight_cache=OFF.weight_cache)), run(path, options)
+    monkeypatch.setattr(packed_llama, "pack", unpacked)
+    assert torch.equal(cold, off)
+    assert torch.equal(run(path, options), off)
+    with pytest.raises(AssertionError, match="packed again"):  # another option has a file of its own
+        run(path, replace(options, quantization="q8_0"))
+
+
+def test_arrays_lie_at_multiples_of_64_bytes(saved: Path) -> None:
+    run(saved)
+    model = read_arrays(entries()[0], _key_of(entries()[0]))
+    assert len(model.arrays) == 20
+    assert all(address(data) % 64 == 0 for data in model.arrays.values())
+    assert not any(data.flags.writeable for data in model.arrays.values())
+
+
+def _key_of(path: Path) -> Any:
+    """Return the key that stands in a file."""
+    text = path.read_bytes()[:-48]
+    return json.loads(text[text.rindex(b'{"key"') :])["key"]
+
+
+def test_a_changed_file_of_the_same_size_and_time_is_another_model(saved: Path) -> None:
+    run(saved)
+    file = saved / "model.safetensors"
+    times, changed = file.stat().st_mtime_ns, bytearray(file.read_bytes())
+    changed[-1] ^= 0x80
+    file.write_bytes(changed)
+    os.utime(file, ns=(times, times))
+    assert torch.equal(run(saved), run(saved, OFF))
+    assert len(entries()) == 2
+
+
+def test_a_large_file_counts_by_its_times_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, beginning = tmp_path / "large", os.urandom(1 << 20)
+    file.write_bytes(beginning + bytes(16 << 20))
+    assert identity(file, small=0) is None  # too new: a change may have the same time
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)
+    before, facts = identity(file, small=0), file.stat()
+    with file.open("r+b") as stream:
+        stream.seek((1 << 20) + 12345)  # between two samples
+        stream.write(b"x")
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    after = identity(file, small=0)
+    assert before is not None and after is not None and before != after
+    assert before[-1] == after[-1] and before[:4] == after[:4]  # the time of the change alone differs
+
+
+def flip(place: int) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+
+    return damage
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+DAMAGES = {
+    "array": flip(1000),
+    "description": flip(-200),
+    "hash": flip(-40),
+    "magic": flip(-1),
+    "truncated": truncate,
+    "empty": lambda path: os.truncate(path, 0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_written_again(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    expected = run(saved)
+    damage(entries()[0])
+    assert torch.equal(run(saved), expected)
+    monkeypatch.setattr(packed_llama, "pack", unpacked)
+    assert torch.equal(run(saved), expected)
+
+
+def test_a_file_of_other_weights_is_not_taken(saved: Path, tmp_path: Path) -> None:
+    tiny(1).save_pretrained(tmp_path / "other" / "model")
+    other, expected = tmp_path / "other" / "model", run(saved)
+    assert not torch.equal(run(other), expected)
+    first, second = sorted(entries(), key=lambda path: _is_of(path, saved))
+    shutil.copy(first, second)
+    assert torch.equal(run(saved), expected)
+
+
+def _is_of(path: Path, folder: Path) -> bool:
+    return bool(_key_of(path)["files"][0] == identity(folder / "model.safetensors"))
+
+
+def test_no_room_on_the_disk(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(saved, OFF)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
+    assert torch.equal(run(saved), expected)
+    assert entries() == []
+
+
+def test_a_write_that_fails_in_the_middle(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, keep, written = run(saved, OFF), ArrayFileWriter.keep, []
+
+    def full(self: ArrayFileWriter, name: str, data: Any) -> None:
+        written.append(name)
+        if len(written) == 15:
+            raise OSError(errno.ENOSPC, "no space left on the device")
+        keep(self, name, data)
+
+    monkeypatch.setattr(ArrayFileWriter, "keep", full)
+    assert torch.equal(run(saved), expected)
+    assert len(written) == 15 and entries() == []
+
+
+def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
+    folders = [tmp_path / str(seed) for seed in range(3)]
+    for seed, folder in enumerate(folders):
+        tiny(seed).save_pretrained(folder)
+    run(folders[0])
+    (first,) = entries()
+    size = first.stat().st_size
+    limited = replace(CACHED, weight_cache=WeightCache(int(2.5 * size), min_bytes=0))
+    run(folders[1], limited)
+    (second,) = set(entries()) - {first}
+    os.utime(second, (1e9, 1e9))
+    os.utime(first, (2e9, 2e9))
+    run(folders[2], limited)
+    assert first in entries() and second not in entries() and len(entries()) == 2
+    os.utime(first, (1e9, 1e9))
+    run(folders[0], limited)  # a use, which makes the file recent
+    assert first.stat().st_mtime > 1e9
+    too_small = replace(CACHED, weight_cache=WeightCache(size // 2, min_bytes=0))
+    assert torch.equal(run(folders[1], too_small), run(folders[1], OFF))
+    assert all(path.stat().st_size <= size * 1.1 for path in entries())
+
+
+def test_unfinished_files_of_ended_processes_are_removed(saved: Path) -> None:
+    weight_cache.folder().mkdir(parents=True)
+    old, new = (weight_cache.folder() / name for name in (".old.weights", ".new.weights"))
+    old.touch()
+    new.touch()
+    os.utime(old, (1e9, 1e9))
+    run(saved)
+    assert not old.exists() and new.exists()
+
+
+def test_loads_at_the_same_time(saved: Path) -> None:
+    expected = run(saved, OFF)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, [saved] * 4))
+    assert all(torch.equal(each, expected) for each in found)
+    assert len(entries()) == 1
+
+
+def test_limits_by_option_and_environment(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(saved, OFF)
+    run(saved, replace(OFF, weight_cache=WeightCache(1 << 30)))  # a small model is not worth a file
+    assert entries() == []
+    assert WeightCache.of(7).max_bytes == 7
+    monkeypatch.setenv(VARIABLE, "5")
+    assert (WeightCache.of(None).max_bytes, WeightCache.of(0).max_bytes) == (5, 0)
+    monkeypatch.setenv(VARIABLE, "5 GB")
+    with pytest.raises(InvalidInput, match=VARIABLE):
+        WeightCache.of(None)
+
+
+def test_checksums_find_each_changed_byte_on_any_number_of_threads() -> None:
+    data, before = np.frombuffer(os.urandom((3 << 20) + 13), np.uint8).copy(), library.threads()
+    try:
+        library.set_threads(1)
+        alone = checksum(data)
+        library.set_threads(3)
+        assert checksum(data) == alone
+    finally:
+        library.set_threads(before)
+    for place in (0, 31, 1 << 20, len(data) - 1):
+        data[place] ^= 1
+        assert checksum(data) != alone
+        data[place] ^= 1
+    swapped = np.concatenate([data[1 << 20 : 2 << 20], data[: 1 << 20], data[2 << 20 :]])
+    assert checksum(data) == alone != checksum(swapped)
