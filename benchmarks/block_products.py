@@ -5,6 +5,8 @@ The products are those of some layers of a model, with random weights that no ca
 
 ``--compute`` measures arithmetic alone: a weight [1024, 1024] that stays in the cache, one thread, the least of many
 times. Other load on the machine changes these figures little.
+
+``--prompts`` measures products of many rows with a weight [2048, 2048], beside torch's products (oneDNN).
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.kernels import Shape, medians, memory_bandwidth
 from cospec.models.weights.format import StoredWeight, WeightFormat
@@ -106,6 +110,25 @@ def compute(formats: Sequence[str], out: Path | None) -> None:
         out.write_text(json.dumps({"processor": processor(), "arithmetic": found}, indent=1) + "\n", encoding="utf-8")
 
 
+def prompts(formats: Sequence[str], repeats: int) -> None:
+    """Print GFLOP/s of products of many rows in each format, and of torch's products."""
+    side, weights = 2048, torch.randn(2048, 2048)
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        name: PackedLinear(random_weight(WEIGHT_FORMATS.load(name)(), side, side), None) for name in formats
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        calls[f"torch {dtype}"] = partial(_torch_product, weights.to(dtype))
+    for rows in (256, 2048):
+        x = torch.randn(rows, side)
+        taken = medians({number: partial(call, x) for number, call in enumerate(calls.values())}, repeats)
+        for name, seconds in zip(calls, taken.values(), strict=True):
+            print(f"{rows:>6} rows  {name:<15}{2 * side * side * rows / seconds / 1e9:>8.0f} GFLOP/s")
+
+
+def _torch_product(weight: Tensor, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x.to(weight.dtype), weight)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,10 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--compute", action="store_true", help="arithmetic alone, on every instruction set")
+    parser.add_argument("--prompts", action="store_true", help="products of many rows, beside torch's")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     if options.isa:
         operators.set_isa(options.isa)
+    if options.prompts:
+        prompts(options.formats, options.repeats)
+        return
     if options.compute:
         compute(options.formats, options.out)
         return

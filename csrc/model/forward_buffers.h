@@ -10,7 +10,7 @@ constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread norm
 struct Buffers {
     float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *gate_up, *branch;
     float *router, *expert_rows, *expert_intermediate, *expert_results;  // rows by place, see experts.h
-    float* states;  // see attention_states()
+    float* states;                                                       // see attention_states()
 };
 
 // What a forward reads and writes besides the batch.
