@@ -38,9 +38,9 @@ struct Layout {
 
 const std::vector<Layout>& layouts() {
     static const std::vector<Layout> all = {
-        LAYOUT(AttentionParams, q, k, v, q_row, q_head, k_row, k_head, v_row, v_head, k_pages, v_pages, out, cache_format,
-            heads, kv_heads, dim, page_size, table_width, scale, softcap, window, positions, visible, tables, starts, write_at,
-            mask, num_sequences),
+        LAYOUT(AttentionParams, q, k, v, q_row, q_head, k_row, k_head, v_row, v_head, k_pages, v_pages, out,
+            cache_format, heads, kv_heads, dim, page_size, table_width, scale, softcap, window, positions, visible,
+            tables, starts, write_at, mask, num_sequences),
         LAYOUT(LlamaLayer, attention_norm, mlp_norm, after_attention, after_mlp, q_norm, k_norm, q, k, v, output,
             gate_up, down, router, expert_gate_up, expert_down, window, rotary),
         LAYOUT(LlamaConfig, layers, embedding, final_norm, head, inverse_frequencies, embedding_format, num_layers,

@@ -64,6 +64,12 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+OPT: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "word_embed_proj_dim": 64,
+}  # fmt: skip
+
+
 def rope(kind: str) -> Any:
     return transformers.LlamaConfig(**COMMON, rope_parameters={"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]})
 
@@ -84,15 +90,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA, **SLIDING),
     "phi": lambda: transformers.PhiConfig(**{**COMMON, "num_key_value_heads": 4}),
     "phi3": lambda: transformers.Phi3Config(**COMMON),
-    "opt": lambda: transformers.OPTConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        ffn_dim=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        word_embed_proj_dim=64,
-    ),
+    "opt": lambda: transformers.OPTConfig(**OPT),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
     ),

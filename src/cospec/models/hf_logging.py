@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -11,9 +12,21 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 
+_LOADING = threading.RLock()  # transformers' settings, and how it ties weights, are the process's
+
+
 @contextmanager
 def hf_logging_off() -> Iterator[None]:
-    """Turn off transformers' progress bars and all warnings in the block; restore the settings afterwards."""
+    """Turn off transformers' progress bars and all warnings in the block; restore the settings afterwards.
+
+    One thread at a time runs such a block, because models that load together lose tied weights.
+    """
+    with _LOADING, _quiet():
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,4 +86,8 @@ def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
     assert claims.verdict((1.2, 1.1, 1.3), 1.3) == "a gain, smaller than the paper's"
     assert claims.verdict((1.2, 0.9, 1.4), 1.3) == claims.verdict((0.9, 0.7, 1.2), 1.3) == "no clear difference"
     assert claims.verdict((0.8, 0.7, 0.9), 1.3) == claims.verdict((0.8,), 1.3) == "a loss here"
-    assert claims.Claim("P", "c", (1.2, 1.5), "measured", claims.not_run).cells()[-2:] == ("not run", "not shown")
+
+    def missing() -> Sequence[float]:
+        raise LookupError
+
+    assert claims.Claim("P", "c", (1.2, 1.5), "measured", missing).cells()[-2:] == ("not run", "not shown")

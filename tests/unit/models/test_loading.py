@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -355,3 +356,13 @@ def test_native_forward_reads_stored_weights(tmp_path: Path, stored: torch.dtype
     assert [call.args[0].dtype for call in read.call_args_list] == [stored]
     expected = plain(in_bfloat16(reference) if stored is torch.bfloat16 else reference)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_threads_load_tied_models_one_after_the_other(tmp_path: Path) -> None:
+    """Transformers ties weights by settings of the process; models that load together would lose tied weights."""
+    tiny(tie_word_embeddings=True).save_pretrained(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(lambda _: load_model(str(tmp_path), BY_HF), range(12)))
+    found = [run(model) for model in models]
+    assert all(torch.equal(each, found[0]) for each in found)
+    torch.testing.assert_close(found[0], plain(tiny(tie_word_embeddings=True)), atol=1e-4, rtol=0)
