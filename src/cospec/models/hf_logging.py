@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-
 _LOADING = threading.RLock()  # transformers' settings, and how it ties weights, are the process's
 
 
