@@ -1,6 +1,7 @@
 """Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
-Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes. The target and the nodes compute, and then
+Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--requests 6 --name cosine_nodes_low`` for
+a low load. The target and the nodes compute, and then
 sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
 of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
 draft step. All variants write the same requests, and the outputs must be equal.
@@ -164,9 +165,9 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
     }
 
 
-def stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Variants that an earlier command measured with the same settings."""
-    path = ROOT / "benchmarks" / "results" / "cosine_nodes.json"
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.exists():
         return {}
     found = json.loads(path.read_text("utf-8"))
@@ -178,10 +179,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target-ms", type=float, default=50.0)
     parser.add_argument("--row-ms", type=float, default=0.25)
-    parser.add_argument("--token-ms", type=float, default=16.0)
+    parser.add_argument("--token-ms", type=float, default=8.0)
     parser.add_argument("--length", type=int, default=4)
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--name", default="cosine_nodes", help="of the file of results")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
     options = parser.parse_args()
@@ -201,8 +203,8 @@ def main() -> None:
     settings = {
         key: getattr(options, key) for key in ("target_ms", "row_ms", "token_ms", "length", "requests", "tokens")
     }
-    variants = {**stored(settings), **rows}
-    print(write("cosine_nodes", {**settings, "same_outputs": same, "variants": variants}))
+    variants = {**stored(options.name, settings), **rows}
+    print(write(options.name, {**settings, "same_outputs": same, "variants": variants}))
     raise SystemExit(not same)
 
 
