@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cospec.cluster.nodes.link import NodeLink, Question
+from cospec.cluster.nodes.link import NodeLink, PendingProposal
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, ToVerifier, Welcome
 from cospec.core.plugin_base import Drafter
@@ -74,7 +74,7 @@ class Network:
         self.service.handle(FrameCodec(ToVerifier).encode(Welcome()))
         assert self.service.welcome
 
-    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> Question:
+    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> PendingProposal:
         """Ask for chains; the frame waits in ``to_node``."""
         question, frame = self.link.ask(contexts, [DraftBudget(depth, depth)] * len(contexts))
         self.to_node.append(frame)

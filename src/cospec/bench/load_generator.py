@@ -21,7 +21,7 @@ Done = Callable[[Timing], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class LoadRecord:
     """The result of a run, complete or interrupted.
 
     Attributes:
@@ -55,7 +55,7 @@ class Generator:
         self._http, self._endpoint, self._done = http, endpoint, done
         self._limit = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
-    async def run(self, prompts: Sequence[Prompt], times: Sequence[float], params: Params) -> Recording:
+    async def run(self, prompts: Sequence[Prompt], times: Sequence[float], params: Params) -> LoadRecord:
         """Send ``prompts[i]`` at ``times[i]`` seconds, ascending. A cancelled run keeps its results."""
         clock, found = StreamClock(), dict[int, Timing]()
         refused = deque[bool](maxlen=OUTAGE)
@@ -99,7 +99,7 @@ class Generator:
             raise failure  # an internal error: errors of a server are in the timings
         last = await read_load(self._http, clock()) if loads else None
         kept = sorted(found)
-        return Recording(
+        return LoadRecord(
             tuple(prompts[index] for index in kept),
             tuple(found[index] for index in kept),
             max((timing.end for timing in found.values()), default=0.0),

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from cospec.bench.client import Endpoint, StreamClock, complete, probe
-from cospec.bench.load_generator import Generator, Recording
+from cospec.bench.load_generator import Generator, LoadRecord
 from cospec.bench.metrics import Selection
 from cospec.bench.results import by_load, detailed, figures
 from cospec.bench.saturation import detect
@@ -68,7 +68,7 @@ class ServeObserver:
 
 async def record(
     endpoint: Endpoint, workload: Workload, watch: ServeObserver = ServeObserver()
-) -> tuple[Endpoint, list[Recording]]:
+) -> tuple[Endpoint, list[LoadRecord]]:
     """Record each stage; stages after an interrupted stage are omitted.
 
     Returns:
@@ -78,7 +78,7 @@ async def record(
         InvalidInput: no server answers at the URL, the warm-up fails, or a trace is too short.
     """
     times = [stage.arrivals.times(len(stage.prompts), workload.seed) for stage in workload.stages]
-    found: list[Recording] = []
+    found: list[LoadRecord] = []
     async with endpoint.connect() as http:
         endpoint = await probe(http, endpoint)
         await _warm_up(http, endpoint, workload)
@@ -119,7 +119,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def report(
-    recording: Recording, stage: Stage, counter: TokenCounter, selection: Selection, keep_requests: bool = False
+    recording: LoadRecord, stage: Stage, counter: TokenCounter, selection: Selection, keep_requests: bool = False
 ) -> dict[str, Any]:
     """Return the values of one recording of a stage, with its settings."""
     timings = counter.count(recording.prompts, recording.timings)

@@ -29,7 +29,7 @@ from cospec.simulation.workload import SimulatedRequest
 LOOKUP = "ngram"
 
 
-class Worker(Protocol):
+class DrafterWorker(Protocol):
     """A drafter that takes simulated time.
 
     Attributes:
@@ -70,7 +70,7 @@ class MemberExecutor(SimulatedExecutor):
         self.info = structs.replace(DrafterInfo.of(drafter), scores_known_tokens=scores)
 
 
-def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[Worker]]:
+def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[DrafterWorker]]:
     """Return a drafter, and all parts that take time.
 
     Raises:
@@ -80,7 +80,7 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
         cost = drafting.cost.built(setting.folder)
         simulated = SimulatedDrafter(drafting, cost, setting.clock, setting.rates, setting.requests)
         return simulated, [simulated]
-    drafters, workers = list[Named](), list[Worker]()
+    drafters, workers = list[Named](), list[DrafterWorker]()
     for member in drafting.members:
         drafter: Drafter = NgramDrafter()
         if member.name != LOOKUP:

@@ -27,7 +27,7 @@ from cospec.policies.latency.step import LatencyModels
 from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
-from cospec.simulation.drafter_builder import DrafterSetting, Worker, build_drafter
+from cospec.simulation.drafter_builder import DrafterSetting, DrafterWorker, build_drafter
 from cospec.simulation.oracle_policies import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.recording import read_recording
 from cospec.simulation.results import RequestLog, StepLog, summary
@@ -49,7 +49,7 @@ class Replica:
     engine: Engine
     clock: VirtualClock
     requests: dict[str, SimulatedRequest]
-    workers: Sequence[Worker]
+    workers: Sequence[DrafterWorker]
     verifier: SimulatedVerifier
     steps: StepLog
     held: int = 0  # requests that have not ended

@@ -22,7 +22,7 @@ from cospec.training.trainer import bars
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AnsweredQuestion:
     """The tokens of a question with the marker, and the reference's final answer."""
 
     prompt: tuple[int, ...]
@@ -41,7 +41,7 @@ def final_answer(text: str, rule: AnswerRule) -> str | None:
     return re.sub(r"(\.\d*?)0+$", r"\1", answer).rstrip(".") if re.fullmatch(r"-?\d+\.\d*", answer) else answer
 
 
-def read_questions(stream: np.ndarray, tokenizer: Tokenizer, rule: AnswerRule) -> list[Question]:
+def read_questions(stream: np.ndarray, tokenizer: Tokenizer, rule: AnswerRule) -> list[AnsweredQuestion]:
     """Return the questions of a token stream, ``uint16 [tokens]``; documents without a final answer are left out."""
     found, end = [], end_token(tokenizer)
     for document in np.split(stream, np.flatnonzero(stream == end)):
@@ -50,7 +50,7 @@ def read_questions(stream: np.ndarray, tokenizer: Tokenizer, rule: AnswerRule) -
         answer = final_answer(rest, rule)
         if marker and answer is not None:
             prompt = tokenizer.encode(question + marker, add_special_tokens=False).ids
-            found.append(Question(tuple(prompt), answer))
+            found.append(AnsweredQuestion(tuple(prompt), answer))
     return found
 
 
@@ -67,7 +67,7 @@ class AnswerWriter:
     rule: AnswerRule
     folder: Path
 
-    def write(self, questions: Sequence[Question], plan: WritingPlan) -> np.ndarray:
+    def write(self, questions: Sequence[AnsweredQuestion], plan: WritingPlan) -> np.ndarray:
         """Return ``plan.tokens`` tokens of kept documents as one ``uint16`` stream, or fewer where questions run out.
 
         Every question is asked once per temperature.
@@ -99,7 +99,9 @@ class AnswerWriter:
             raise InvalidInput("distillation.answers", words("a rule that kept nothing"), "a target with right answers")
         return stream
 
-    def _batch(self, asked: Sequence[Question], plan: WritingPlan, temperature: float, number: int) -> np.ndarray:
+    def _batch(
+        self, asked: Sequence[AnsweredQuestion], plan: WritingPlan, temperature: float, number: int
+    ) -> np.ndarray:
         """Return the kept documents of one batch, each with the end token."""
         end = end_token(self.tokenizer)
         written = self.writer(

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from cospec.bench.client import Endpoint
-from cospec.bench.load_generator import Recording
+from cospec.bench.load_generator import LoadRecord
 from cospec.bench.metrics import Selection, latency
 from cospec.bench.serve import ServeObserver, Stage, Workload, record, report
 from cospec.bench.timing import Params, Prompt, Timing
@@ -25,7 +25,7 @@ cospec:spec_decode_num_accepted_tokens_total{drafter="d",model_name="m"} 25.0
 """
 
 
-def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> Recording:
+def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> LoadRecord:
     stage = Stage(AtOnce(), tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), concurrency)
     workload = Workload((stage,), Params(max_tokens=9), warmups)
     _, (found,) = asyncio.run(record(Endpoint(server.url), workload))
@@ -113,7 +113,7 @@ def test_a_sweep_ends_with_the_server() -> None:
 def test_cancelling_keeps_what_was_measured() -> None:
     slow: Script = ((0.01, "a"), (30.0, "b"))
 
-    async def main(url: str) -> Recording:
+    async def main(url: str) -> LoadRecord:
         first = asyncio.Event()
         stage = Stage(AtOnce(), (Prompt("r", "p"), Prompt("s", "slow")))
         workload = Workload((stage,), Params(), 0)

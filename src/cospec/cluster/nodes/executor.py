@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
-from cospec.cluster.nodes.link import NodeLink, Question
+from cospec.cluster.nodes.link import NodeLink, PendingProposal
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture, Future
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
 WAIT_SLICE = 0.5  # seconds of one wait at the socket
 
-Part = tuple[NodeLink, Question]
+Part = tuple[NodeLink, PendingProposal]
 
 
 class NodeFuture:

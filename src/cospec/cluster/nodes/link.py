@@ -58,7 +58,7 @@ class NodeCounts:
 
 
 @dataclass(slots=True)
-class Question:
+class PendingProposal:
     """Drafts that a node was asked for.
 
     Attributes:
@@ -106,7 +106,7 @@ class NodeLink:
     heard: float = 0.0
     busy: float = 0.0
     misses: int = 0
-    _open: dict[int, Question] = field(default_factory=dict)
+    _open: dict[int, PendingProposal] = field(default_factory=dict)
     _number: int = 0
     _sender: TokenSender = field(default_factory=TokenSender)
     _codec: FrameCodec = field(default_factory=lambda: FrameCodec(ToVerifier))
@@ -132,7 +132,7 @@ class NodeLink:
         """Whether the node has a copy of the request's tokens."""
         return id in self._sender
 
-    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[Question, bytes]:
+    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[PendingProposal, bytes]:
         """The frame that asks for drafts, and where the answer will be.
 
         Raises:
@@ -153,7 +153,7 @@ class NodeLink:
         wait = self.times.deadline(work) + self.load
         if any(each.wants_q for each in asked.values()):  # time must not select among tokens that were drawn
             wait = self.times.most
-        question = Question(now, now + min(wait, self.times.most), work, asked)
+        question = PendingProposal(now, now + min(wait, self.times.most), work, asked)
         self._open[self._number] = question
         return question, frame
 
@@ -180,7 +180,7 @@ class NodeLink:
         self.counts.lost += 1
         self._sender.forget(list(question.asked))
 
-    def overdue(self, question: Question) -> bool:
+    def overdue(self, question: PendingProposal) -> bool:
         """Whether the verifier goes on without the answer; counts each late question once."""
         if question.settled or self.clock() < question.due:
             return False
@@ -263,7 +263,7 @@ class NodeLink:
         self._open.pop(number).lost = True
         self.counts.lost += 1
 
-    def _read(self, message: NodeDrafts, question: Question) -> list[Draft]:
+    def _read(self, message: NodeDrafts, question: PendingProposal) -> list[Draft]:
         """The valid drafts of an answer. Drafts of an older epoch are dropped."""
         resync = self._sender.forget([id for id in message.resync if id in question.asked])
         self.counts.resyncs += len(resync)

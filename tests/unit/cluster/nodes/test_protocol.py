@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cospec.cluster.nodes import link, request_copies
-from cospec.cluster.nodes.link import Question
+from cospec.cluster.nodes.link import PendingProposal
 from cospec.cluster.nodes.wire import TokensUpdate
 from cospec.core.types import Commit
 from harness.node_network import VOCAB, Echo, Network, context, echo
@@ -26,7 +26,7 @@ class Protocol(RuleBasedStateMachine):
     def start(self) -> None:
         self.network = Network()
         self.tokens: dict[str, list[int]] = {"a": [1], "b": [2], "c": [3]}
-        self.asked: list[tuple[Question, dict[str, tuple[int, ...]]]] = []
+        self.asked: list[tuple[PendingProposal, dict[str, tuple[int, ...]]]] = []
         self.damaged = 0
 
     @rule(ids=st.sets(IDS, min_size=1), assumed=st.integers(0, 2), depth=st.integers(1, 4))
