@@ -41,7 +41,7 @@ from cospec.distributed.model import ShardedModel
 from cospec.drafters.synthetic import SyntheticDrafter
 from cospec.models.loading import LoadOptions
 from cospec.models.shard import Shard
-from cospec.runtime.drafter_process import Worker
+from cospec.runtime.drafter_process_executor import Worker
 from cospec.runtime.transport import ChildProcess
 from cospec.text.input_processor import make_requests
 

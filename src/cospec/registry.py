@@ -325,7 +325,7 @@ EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(
     {
         "inline": "cospec.runtime.executors:InlineExecutor",
         "thread": "cospec.runtime.executors:ThreadExecutor",
-        "process": "cospec.runtime.drafter_process:ProcessExecutor",
+        "process": "cospec.runtime.drafter_process_executor:ProcessExecutor",
         "node": "cospec.cluster.nodes.executor:NodeExecutor",
     },
     Declares(

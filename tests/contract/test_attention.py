@@ -15,10 +15,10 @@ from cospec.errors import InvalidInput
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend, choose_attention
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
-from cospec.models.cache_entries import CACHE_DTYPES, encode
 from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
+from cospec.models.kv_cache_dtype import CACHE_DTYPES, encode
 from cospec.models.llama import TorchRunner, read_weights
 from cospec.models.weights.fp32 import Fp32
 from cospec.registry import ATTENTION_BACKENDS

@@ -19,7 +19,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.executors import InlineExecutor
 from cospec.runtime.messages import DrafterInfo
 from cospec.sampling_params import SamplingParams

@@ -17,7 +17,7 @@ from cospec.core.types import DraftBudget, DraftContext, Request
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError
 from cospec.models.toy import ToyModel
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.executors import ThreadExecutor
 from cospec.sampling_params import SamplingParams

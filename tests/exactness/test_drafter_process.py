@@ -10,7 +10,7 @@ import pytest
 import cospec
 from cospec.core.types import Request
 from cospec.models.toy import ToyModel
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests

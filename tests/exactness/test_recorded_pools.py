@@ -22,7 +22,7 @@ from cospec.models.toy import ToyModel
 from cospec.options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
-from cospec.simulation.recording import Recording, read_recording
+from cospec.simulation.recorded_drafts import Recording, read_recording
 from cospec.simulation.run import World, serve_all, simulate
 from cospec.simulation.scenario import Scenario
 from cospec.simulation.workload import simulated_requests

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.models.cache_entries import decode, encode
 from cospec.models.input_batch import InputBatch, pack
+from cospec.models.kv_cache_dtype import decode, encode
 
 SCALE = 0.2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cospec.cluster.nodes.link import NodeLink, PendingProposal
+from cospec.cluster.nodes.node_state import NodeLink, PendingProposal
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, ToVerifier, Welcome
 from cospec.core.plugin_base import Drafter

@@ -18,7 +18,7 @@ from cospec.cluster.nodes.options import NodesOptions
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
 from cospec.core.plugin_base import Drafter
 from cospec.runtime.drafter_executor import DrafterRecipe
-from cospec.runtime.drafter_process import Build
+from cospec.runtime.drafter_process_executor import Build
 from cospec.runtime.drafter_proxy import DrafterProxy
 from harness.remote_drafters import VOCAB, recipe_of
 

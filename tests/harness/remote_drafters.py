@@ -23,7 +23,7 @@ from cospec.errors import ModelError
 
 if TYPE_CHECKING:
     from cospec.runtime.drafter_executor import DrafterRecipe
-    from cospec.runtime.drafter_process import Build
+    from cospec.runtime.drafter_process_executor import Build
 
 VOCAB = 6
 SLEEP_SECONDS = 1.0

@@ -16,7 +16,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import EngineStopped, InvalidInput
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import ensemble_engine, toys
 from harness.toys import toy_engine

@@ -12,7 +12,7 @@ from typing import Any
 
 from cospec.bench.sandbox import USUAL, SandboxLimits, run_program
 from cospec.errors import InvalidInput, words
-from cospec.training.answers import final_answer
+from cospec.training.correct_answers import final_answer
 from cospec.training.recipe import AnswerRule
 
 FORMATS = "GSM8K (question, answer) or HumanEval (task_id, prompt, entry_point, test)"

@@ -10,12 +10,12 @@ import torch
 from cospec.core.interfaces import Model
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.drafters.known_token_scores import token_probabilities
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import top_candidates
-from cospec.drafters.token_scoring import token_probabilities
 from cospec.ensemble.calibration import score
 from cospec.sampling_params import SamplingParams
-from cospec.simulation.recording import Floats, Ints, RecordedRequest, Recording, requests_of
+from cospec.simulation.recorded_drafts import Floats, Ints, RecordedRequest, Recording, requests_of
 
 GREEDY = SamplingParams(temperature=0.0)
 Written = tuple[str, Sequence[int], Sequence[int]]  # domain, prompt and greedy output of one request

@@ -21,7 +21,7 @@ from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.replica import EngineReplica, NodePlan
 from cospec.config import EngineConfig
 from cospec.runtime.engine_core import Build, build_engine
-from cospec.runtime.supervisor import Supervision
+from cospec.runtime.engine_supervisor import Supervision
 
 TARGET, API, DRAFTERS = "target", "api", "drafter-{name}"  # names of deployments
 ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound

@@ -19,8 +19,8 @@ from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.engine_supervisor import Supervision
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
-from cospec.runtime.supervisor import Supervision
 
 StreamItem = Events | Rejected | Failed
 

@@ -22,7 +22,7 @@ from cospec.metrics.merge import merge
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
-from cospec.runtime.replay import LiveRequest, next_event
+from cospec.runtime.request_replay import LiveRequest, next_event
 from cospec.text.input_processor import acceptance_method_of
 
 MAX_LOST_REPLICAS = 8  # that one request outlives; an engine process that a request kills is judged by its replica

@@ -17,7 +17,7 @@ from cospec.errors import ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.codec import ProtocolError, encode_call
-from cospec.runtime.drafter_process import Worker
+from cospec.runtime.drafter_process_executor import Worker
 from cospec.runtime.messages import Failed, Start
 from cospec.runtime.transport import Channel, ChannelClosed, ChildProcess
 

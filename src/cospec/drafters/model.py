@@ -25,8 +25,8 @@ from cospec.drafters.calibration import Calibration
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
 from cospec.drafters.interfaces import DrafterBuildContext, VocabMapping
+from cospec.drafters.known_token_scores import score_known_tokens
 from cospec.drafters.stepwise import ModelStepwiseDrafter
-from cospec.drafters.token_scoring import score_known_tokens
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
@@ -149,7 +149,7 @@ class ModelDrafter(Drafter):
         return ModelStepwiseDrafter(self.model) if self._vocabulary.same else None
 
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """Return scores of the latest known tokens, see ``drafters.token_scoring``."""
+        """Return scores of the latest known tokens, see ``drafters.known_token_scores``."""
         return score_known_tokens(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
 
     def _score(self, batch: TokenBatch) -> Tensor:

@@ -17,7 +17,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.interfaces import StartLogits
-from cospec.drafters.token_scoring import score_known_tokens
+from cospec.drafters.known_token_scores import score_known_tokens
 from cospec.drafters.vocab_mapping import SharedVocab
 
 
@@ -56,7 +56,7 @@ class ModelStepwiseDrafter:
         )
 
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """Return scores of the latest known tokens, see ``drafters.token_scoring``."""
+        """Return scores of the latest known tokens, see ``drafters.known_token_scores``."""
         return score_known_tokens(self.model, self._kv_cache, contexts)
 
     def commit(self, commits: Sequence[Commit]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.models.cache_entries import cache_dtype, dtype_name
 from cospec.models.files.open_source import open_source
+from cospec.models.kv_cache_dtype import cache_dtype, dtype_name
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder

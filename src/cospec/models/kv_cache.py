@@ -19,8 +19,8 @@ from torch import Tensor
 from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
-from cospec.models.cache_entries import encode, entry_width
 from cospec.models.input_batch import InputBatch, pack
+from cospec.models.kv_cache_dtype import encode, entry_width
 from cospec.native.operators import one_torch_thread, zeros
 
 Tables = Callable[[str], Sequence[int]]
@@ -51,7 +51,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerBlocks:
-    """Keys and values of one layer, entries ``[pages, heads, page_size, W]``, see ``cache_entries``."""
+    """Keys and values of one layer, entries ``[pages, heads, page_size, W]``, see ``kv_cache_dtype``."""
 
     keys: Tensor
     values: Tensor
@@ -73,7 +73,7 @@ class KVCache:
     Args:
         shapes: one per attention layer, in the order of their calls.
         pages: the page pool.
-        dtype: of the entries, one of ``cache_entries.CACHE_DTYPES``.
+        dtype: of the entries, one of ``kv_cache_dtype.CACHE_DTYPES``.
         by_head: store the pages of a head contiguously, so that adjacent pages are one view for stock attention.
     """
 

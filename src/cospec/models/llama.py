@@ -85,7 +85,7 @@ class FusedLlama:
         """
         vocab_size = weights.embedding.shape[0]
         if in_place:
-            from cospec.native.packed_llama import in_memory
+            from cospec.native.llama_weight_packing import in_memory
 
             return cls.packed(in_memory(weights))
         runner = TorchRunner(weights, attention)

@@ -13,17 +13,18 @@ from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
-from cospec.models.cache_entries import dtype_name
 from cospec.models.checkpoint import configurations, resolve, weight_files
 from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
+from cospec.models.kv_cache_dtype import dtype_name
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
 from cospec.models.llama_weights import LlamaWeights, has_experts
 from cospec.models.load_options import LoadOptions
+from cospec.models.load_recipe import Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.long_rope import fix_frequencies
 from cospec.models.lora import merge
 from cospec.models.memory import (
@@ -38,12 +39,11 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
-from cospec.models.recipe import Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.tokenizer import load_tokenizer
 from cospec.models.weight_cache import NO_CACHE
-from cospec.native import packed_llama
+from cospec.native import llama_weight_packing
 
 __all__ = [
     "LoadOptions",
@@ -253,7 +253,7 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
     size = recipe.source.num_bytes(recipe.format, recipe.convert)
 
     def pack_weights(to: ArrayMemory) -> dict[str, Any]:
-        return packed_llama.pack(_llama_weights(config, recipe), to)
+        return llama_weight_packing.pack(_llama_weights(config, recipe), to)
 
     return cache.packed(recipe.folder.name, files, how, size, pack_weights)
 

@@ -38,7 +38,7 @@ class NativeLlama:
     """The whole forward as one call into the kernels.
 
     Args:
-        model: weights that ``packed_llama.pack`` packed.
+        model: weights that ``llama_weight_packing.pack`` packed.
     """
 
     def __init__(self, model: PackedModel) -> None:

@@ -17,7 +17,7 @@ from cospec.models.stage import StageBatch
 from cospec.native import operators, structs
 from cospec.native.library import address, start
 from cospec.native.llama_forward import NativeLlama, page_addresses
-from cospec.native.packed_llama import in_memory
+from cospec.native.llama_weight_packing import in_memory
 from cospec.native.structs import packer
 
 _STAGE, _BATCH, _CACHE = packer(structs.StageIO), packer(structs.BatchView), packer(structs.KVCacheView)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
-from cospec.models.cache_entries import CACHE_DTYPES, dtype_name, entry_width
 from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Bytes
 from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache_dtype import CACHE_DTYPES, dtype_name, entry_width
 from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
 from cospec.native.library import address, available, cdll, isa, set_isa, set_threads, threads, why_not
@@ -160,7 +160,7 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
 
     Args:
         q: float32 ``[T, H, D]``; ``k`` and ``v`` ``[T, Hkv, D]``. Rows and heads may lie any distance apart.
-        k_pages, v_pages: entries ``[pages, Hkv, page_size, W]``, contiguous, see ``cache_entries``; ``page_size`` and
+        k_pages, v_pages: entries ``[pages, Hkv, page_size, W]``, contiguous, see ``kv_cache_dtype``; ``page_size`` and
             ``D`` divide by 8.
         window: a row attends keys less than this many positions back.
         softcap: products pass through ``softcap * tanh(x / softcap)``.

@@ -24,6 +24,7 @@ from cospec.errors import CospecError, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_process import EngineProcess
+from cospec.runtime.engine_supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.runtime.messages import (
     Abort,
     EngineInfo,
@@ -36,8 +37,7 @@ from cospec.runtime.messages import (
     Rejected,
     Submit,
 )
-from cospec.runtime.replay import LiveRequest, next_event
-from cospec.runtime.supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
+from cospec.runtime.request_replay import LiveRequest, next_event
 from cospec.text.input_processor import acceptance_method_of
 
 METRICS_SECONDS = 2.0  # how long the engine may take to answer; scrapers give up after ten

@@ -21,7 +21,7 @@ from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.recorded_drafter import RecordedDrafter, RecordedMember
-from cospec.simulation.recording import Recording
+from cospec.simulation.recorded_drafts import Recording
 from cospec.simulation.scenario import DrafterConfig, MemberConfig
 from cospec.simulation.simulated_drafter import Rates, SimulatedDrafter
 from cospec.simulation.workload import SimulatedRequest

@@ -19,10 +19,10 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, TokenScores
 from cospec.drafters.interfaces import StartLogits
-from cospec.drafters.token_scoring import LOOKBACK
+from cospec.drafters.known_token_scores import LOOKBACK
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
-from cospec.simulation.recording import RecordedRequest, Recording
+from cospec.simulation.recorded_drafts import RecordedRequest, Recording
 from cospec.simulation.simulated_drafter import DraftPasses
 from cospec.simulation.workload import SimulatedRequest
 
@@ -128,7 +128,7 @@ class RecordedDrafter(Drafter):
         return RecordedStepper(self, self._member, self._passes)
 
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """Return the recorded scores of the latest known tokens, see ``drafters.token_scoring``."""
+        """Return the recorded scores of the latest known tokens, see ``drafters.known_token_scores``."""
         self.spend(self._passes.read(contexts, LOOKBACK + 1))
         return {
             each.id: self._member.scores(each.id, max(1, len(each.tokens) - LOOKBACK), len(each.tokens))

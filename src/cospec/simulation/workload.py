@@ -13,7 +13,7 @@ import numpy as np
 
 from cospec.errors import InvalidInput
 from cospec.simulation.arrivals import Trace, by_rate
-from cospec.simulation.recording import read_recording
+from cospec.simulation.recorded_drafts import read_recording
 from cospec.simulation.scenario import ArrivalConfig, DomainConfig, LengthConfig, Scenario
 
 FILLER = 1  # every token of a request without a recording

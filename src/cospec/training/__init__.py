@@ -1,0 +1,1 @@
+"""Trains the models of the zoo: tokenizer, target, distilled drafters, heads."""

@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from cospec.training.answers import AnswerWriter, read_questions
 from cospec.training.corpus import Corpus, end_token
+from cospec.training.correct_answers import AnswerWriter, read_questions
 from cospec.training.export import save_model
 from cospec.training.generate import PromptSampler, Writer, WritingPlan, engine_writer, write_stream
 from cospec.training.recipe import Distillation

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import cospec
 from cospec.cli.main import app
-from cospec.simulation.recording import read_recording
+from cospec.simulation.recorded_drafts import read_recording
 
 ZOO = Path(cospec.__file__).parent / "zoo" / "target"
 pytestmark = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")

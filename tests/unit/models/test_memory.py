@@ -15,8 +15,8 @@ from cospec.assembly.build import build_components
 from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, ModelError
 from cospec.models import memory as budgets
-from cospec.models.cache_entries import CACHE_DTYPES
 from cospec.models.kv_cache import LayerShape
+from cospec.models.kv_cache_dtype import CACHE_DTYPES
 from cospec.models.loading import LoadOptions, cache_budget, load_model
 from cospec.models.memory import CacheBudget, KVRoom, MemoryNeed, divide, need_of, pages_for
 from harness.tiny import tiny

@@ -29,7 +29,7 @@ from cospec.models.files import array_file
 from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays
 from cospec.models.loading import LoadOptions, load_model
 from cospec.models.weight_cache import VARIABLE, WeightCache, identity
-from cospec.native import library, packed_llama
+from cospec.native import library, llama_weight_packing
 from cospec.native.library import address, checksum
 from harness.gguf_files import write_model
 
@@ -87,7 +87,7 @@ def test_cold_warm_and_off_give_the_same_bits(
         tiny().bfloat16().save_pretrained(path)
     options = replace(CACHED, quantization=quantization)
     off, cold = run(path, replace(options, weight_cache=OFF.weight_cache)), run(path, options)
-    monkeypatch.setattr(packed_llama, "pack", unpacked)
+    monkeypatch.setattr(llama_weight_packing, "pack", unpacked)
     assert torch.equal(cold, off)
     assert torch.equal(run(path, options), off)
     with pytest.raises(AssertionError, match="packed again"):  # another option has a file of its own
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_written_again(
     expected = run(saved)
     damage(entries()[0])
     assert torch.equal(run(saved), expected)
-    monkeypatch.setattr(packed_llama, "pack", unpacked)
+    monkeypatch.setattr(llama_weight_packing, "pack", unpacked)
     assert torch.equal(run(saved), expected)
 
 

@@ -13,8 +13,8 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.attention.backend import AttentionShape
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
-from cospec.models.cache_entries import CACHE_DTYPES, decode, encode
 from cospec.models.kv_cache import KVCache, LayerShape
+from cospec.models.kv_cache_dtype import CACHE_DTYPES, decode, encode
 from cospec.native import operators
 from cospec.native.library import offered
 from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention

@@ -12,10 +12,10 @@ import torch
 
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import DraftContext
-from cospec.drafters import token_scoring
+from cospec.drafters import known_token_scores
+from cospec.drafters.known_token_scores import token_probabilities
 from cospec.drafters.pool import candidates
 from cospec.drafters.pool.candidates import top_candidates
-from cospec.drafters.token_scoring import token_probabilities
 from cospec.errors import InvalidInput
 from cospec.native import library, structs
 from cospec.sampling_params import SamplingParams
@@ -177,7 +177,7 @@ def test_chances_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [row * 31 for row in range(9)]
     wanted = torch.softmax(logits.double(), -1)[range(9), tokens].numpy()
     assert token_probabilities(logits, tokens) == pytest.approx(wanted, abs=1e-12)
-    monkeypatch.setattr(token_scoring, "reads_natively", lambda _: False)
+    monkeypatch.setattr(known_token_scores, "reads_natively", lambda _: False)
     assert token_probabilities(logits, tokens) == pytest.approx(wanted, abs=1e-12)
 
 

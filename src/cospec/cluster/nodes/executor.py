@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
-from cospec.cluster.nodes.link import NodeLink, PendingProposal
+from cospec.cluster.nodes.node_state import NodeLink, PendingProposal
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture, Future

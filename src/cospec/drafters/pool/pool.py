@@ -28,8 +28,8 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.embeddings import OutputEmbeddings
 from cospec.drafters.pool.routing.selection import Routing, Similarity
+from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
 from cospec.options import parse

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cospec.models.cache_entries import decode
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks
+from cospec.models.kv_cache_dtype import decode
 
 if TYPE_CHECKING:
     from cospec.models.attention.backend import AttentionShape

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Entries, Frame, Padded, capped, frame_of, worthwhile
-from cospec.models.cache_entries import decode
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks, LayerShape
+from cospec.models.kv_cache_dtype import decode
 
 
 class SdpaAttention(AttentionBackend):

@@ -18,12 +18,12 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
+from cospec.drafters.known_token_scores import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.coordinator import Coordinator
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.stepwise import ModelStepwiseDrafter
-from cospec.drafters.token_scoring import LOOKBACK
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS

@@ -3,7 +3,7 @@
 Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): the weight is the exponential of a drafter's
 gain. The gain has two parts. The first is the number of right candidates; for steps without the drafter its running
 acceptance rate counts. The second is the probability of known tokens under the drafter
-(``drafters/token_scoring.py``), which distinguishes drafters before they have drafted.
+(``drafters/known_token_scores.py``), which distinguishes drafters before they have drafted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cospec.runtime.supervisor import (
+from cospec.runtime.engine_supervisor import (
     HEALTHY_SECONDS,
     KILL_FACTOR,
     MAX_DELAY,

@@ -15,8 +15,8 @@ from cospec.core.types import Request
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.toy import ToyModel
 from cospec.process_utils import others
-from cospec.runtime import drafter_process as module
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime import drafter_process_executor as module
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
 from harness.overlap import under
@@ -158,7 +158,7 @@ def test_drafter_that_cannot_be_built() -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from cospec.runtime.drafter_process import ProcessExecutor
+from cospec.runtime.drafter_process_executor import ProcessExecutor
 from harness.remote_drafters import doomed, toy
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore, and inherit
 executor = ProcessExecutor(doomed(0, "hang") if sys.argv[1] == "busy" else toy("ngram"))

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput
 from cospec.options import parse
-from cospec.training.answers import AnswerWriter, final_answer, read_questions
 from cospec.training.corpus import Corpus, end_token
+from cospec.training.correct_answers import AnswerWriter, final_answer, read_questions
 from cospec.training.distill_data import DistillData, DistillOptions
 from cospec.training.family import new_model
 from cospec.training.generate import WritingPlan

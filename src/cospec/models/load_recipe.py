@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from cospec.errors import InvalidInput
-from cospec.models.cache_entries import cache_dtype
 from cospec.models.checkpoint import check_stored, read_config, resolve
 from cospec.models.files.open_source import open_source
 from cospec.models.files.source import WeightSource
+from cospec.models.kv_cache_dtype import cache_dtype
 from cospec.models.linear import choose_linear
 from cospec.models.load_options import LoadOptions
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
