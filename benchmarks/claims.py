@@ -121,8 +121,8 @@ def blended(setting: str, temperature: float) -> Callable[[], Sequence[float]]:
 
 
 def relaxed() -> Sequence[float]:
-    """The largest speed of adaptive verification over exact verification, at a divergence of 0.1 at most."""
-    rows = [row["speed"] for row in stored("dsd_law")["rows"] if row["max_divergence"] <= 0.1]
+    """The largest speed of adaptive verification over exact verification, at a divergence above 0 and up to 0.1."""
+    rows = [row["speed"] for row in stored("dsd_law")["rows"] if 0 < row["max_divergence"] <= 0.1]
     best = max(rows, key=lambda row: float(row["ratio"]))
     return best["ratio"], best["low"], best["high"]
 
