@@ -6,7 +6,7 @@ The products are those of some layers of a model, with random weights that no ca
 ``--compute`` measures arithmetic alone: a weight [1024, 1024] that stays in the cache, one thread, the least of many
 times. Other load on the machine changes these figures little.
 
-``--prompts`` measures products of many rows with a weight [2048, 2048], beside torch's products (oneDNN).
+``--prompts`` measures products of many rows with a weight [2048, 2048], and the same products of torch (oneDNN).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--compute", action="store_true", help="arithmetic alone, on every instruction set")
-    parser.add_argument("--prompts", action="store_true", help="products of many rows, beside torch's")
+    parser.add_argument("--prompts", action="store_true", help="products of many rows, and those of torch")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     if options.isa:

@@ -1,4 +1,4 @@
-"""Measures decentralized speculative decoding (DSD) over real processes, beside the paper's equations.
+"""Measures decentralized speculative decoding (DSD) over real processes, and compares with the paper's equations.
 
 Run ``python -m benchmarks.dsd``. Each node is a process with its layers of a random Llama of eight layers. Links
 between nodes have injected delays. Nodes and links sleep, so two cores can stand for eight nodes: each node takes
@@ -210,7 +210,7 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
 
 
 def tables(found: Sequence[dict[str, Any]]) -> list[Table]:
-    """Show measured beside predicted figures."""
+    """Show measured and predicted figures."""
     times = Table(
         "N", "t1 / (t0/N)", "plain ms", "eq. 3", "error", "window ms", "eq. 4", "corrected", "error", box=None
     )

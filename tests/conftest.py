@@ -36,6 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["COSPEC_NATIVE"] = "off"
 
 
+@pytest.fixture
+def restored_kernels() -> Iterator[None]:
+    """Restore the instruction set and the threads of the kernels, which a test may change."""
+    from cospec.native import library
+
+    isa, threads = library.isa(), library.threads()
+    yield
+    library.set_isa(isa)
+    library.set_threads(threads)
+
+
 GRACE = 30.0  # seconds past the time limit
 _STDERR = os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")  # pytest captures the other one
 

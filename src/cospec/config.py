@@ -43,8 +43,8 @@ class SpeculativeConfig(Options):
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
         request_may_choose: the choices that a request may make for its own drafts.
         cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
-        options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``; given as keys beside
-            these.
+        options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``. Such an option
+            may also stand directly in ``speculative_config``.
     """
 
     method: str = "off"

@@ -4,36 +4,25 @@ size."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cospec.core.interfaces import Model
-from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import library
-from cospec.sampling_params import SamplingParams
-from cospec.text.input_processor import make_requests
-from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, write_pair
+from harness.llamas import BYTES_PER_TOKEN, PAGE, alone, llama_engine, mixed_requests, write_pair
 from harness.toys import run_all, tokens_of
 
-pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
-GREEDY = SamplingParams(temperature=0, max_tokens=16)
-SEEDED = SamplingParams(temperature=0.8, max_tokens=16, seed=3, n=2)
+pytestmark = [
+    pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels"),
+    pytest.mark.usefixtures("restored_kernels"),
+]
 DTYPES = {"float32": "int8", "bfloat16": "float16", "float16": "bfloat16", "int8": "float32"}
 """Dtypes of the caches of a target and of its drafter."""
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"max_nodes": 9})  # a chain, a tree
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    isa, threads = library.isa(), library.threads()
-    yield
-    library.set_isa(isa)
-    library.set_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +38,6 @@ def load(folder: Path, dtype: str, pages: int = 200) -> Model:
     return load_model(str(folder), options)
 
 
-def requests(count: int = 4) -> list[Request]:
-    prompts = [[(7 * n + i * i * 3) % VOCAB if i > 6 else i for i in range(3 + 4 * n)] for n in range(count)]
-    return [
-        each
-        for name, params in (("g", GREEDY), ("s", SEEDED))
-        for n, prompt in enumerate(prompts)
-        for each in make_requests(f"{name}{n}", prompt, params)
-    ]
-
-
-def alone(target: Model) -> dict[str, tuple[int, ...]]:
-    """The outputs of each request by a step per token."""
-    found: dict[str, tuple[int, ...]] = {}
-    for request in requests():
-        found |= tokens_of(run_all(llama_engine(target, None), [request]))
-    return found
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_drafts_change_no_token(folders: tuple[Path, Path], dtype: str) -> None:
     target, drafter = folders
@@ -77,7 +48,7 @@ def test_drafts_change_no_token(folders: tuple[Path, Path], dtype: str) -> None:
         library.set_threads(threads)
         drafting = ModelDrafter(load(drafter, DTYPES[dtype], pages), native=native == "auto")
         running = llama_engine(load(target, dtype, pages), drafting, k, max_num_seqs=6, native=native, **shape)
-        assert tokens_of(run_all(running, requests())) == plain, (native, shape, threads, k)
+        assert tokens_of(run_all(running, mixed_requests())) == plain, (native, shape, threads, k)
         metrics = running.metrics()
         assert 0 < sum(metrics.accepted_tokens.values()) < sum(metrics.draft_tokens.values())
 

@@ -22,9 +22,12 @@ from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.oracle import OutputDistribution
 from harness.reference import normalised, truncated
+from harness.toys import run_all, tokens_of
 
 VOCAB = 64
 PAGE = 8
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+SEEDED = SamplingParams(temperature=0.8, max_tokens=16, seed=3, n=2)
 BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, float32
 
 
@@ -60,6 +63,25 @@ def llama_engine(
     shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
     speculative = SpeculativeConfig(num_speculative_tokens=k, acceptance_method=acceptance_method, **shape)
     return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))
+
+
+def mixed_requests(count: int = 5) -> list[Request]:
+    """Greedy and seeded requests; prompts of several lengths begin alike."""
+    prompts = [[(7 * n + i * i * 3) % VOCAB if i > 6 else i for i in range(3 + 4 * n)] for n in range(count)]
+    return [
+        each
+        for name, params in (("g", GREEDY), ("s", SEEDED))
+        for n, prompt in enumerate(prompts)
+        for each in make_requests(f"{name}{n}", prompt, params)
+    ]
+
+
+def alone(target: Model) -> dict[str, tuple[int, ...]]:
+    """The outputs of each of ``mixed_requests`` without neighbours and without drafts."""
+    found: dict[str, tuple[int, ...]] = {}
+    for request in mixed_requests():
+        found |= tokens_of(run_all(llama_engine(target, None), [request]))
+    return found
 
 
 def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Request]:

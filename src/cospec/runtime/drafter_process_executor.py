@@ -1,7 +1,7 @@
 """Runs a drafter in a process of its own, and replaces a process that dies or hangs.
 
 Life of the process: started with the engine ──ready──► serves commands in order ──► dies, hangs or raises: its drafts
-are lost, sequences go on without drafts, and a new process starts beside the engine's steps. The new drafter knows
+are lost, sequences go on without drafts, and a new process starts while the engine goes on. The new drafter knows
 nothing, and reads what it needs from the contexts it is given. After ``STARTS`` deaths in a row no process is started.
 """
 

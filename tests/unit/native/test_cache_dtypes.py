@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,16 +18,11 @@ from cospec.native import operators
 from cospec.native.library import offered
 from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention
 
-pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+pytestmark = [
+    pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels"),
+    pytest.mark.usefixtures("restored_kernels"),
+]
 every_dtype = pytest.mark.parametrize("dtype", CACHE_DTYPES.values(), ids=CACHE_DTYPES)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    isa, threads = operators.isa(), operators.threads()
-    yield
-    operators.set_isa(isa)
-    operators.set_threads(threads)
 
 
 def run(case: AttentionCase, dtype: torch.dtype, **options: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,19 +19,13 @@ from cospec.native.library import ISAS
 from cospec.registry import WEIGHT_FORMATS
 from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention
 
-pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+pytestmark = [
+    pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels"),
+    pytest.mark.usefixtures("restored_kernels"),
+]
 
 CPU = torch.device("cpu")
 FORMATS = tuple(WEIGHT_FORMATS)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Tests may change the threads and the instruction set."""
-    isa, threads = operators.isa(), operators.threads()
-    yield
-    operators.set_isa(isa)
-    operators.set_threads(threads)
 
 
 def machines() -> Iterator[tuple[str, int]]:
