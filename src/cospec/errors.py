@@ -75,6 +75,10 @@ class EngineStopped(CospecError):
     """The engine drains or has ended, and takes no more requests."""
 
 
+class EngineEnded(EngineStopped):
+    """There is no engine any more. The request is not the cause, and can go on elsewhere."""
+
+
 class DrafterLost(CospecError):
     """A remote drafter died or is unreachable; its pending drafts will not arrive."""
 

@@ -116,6 +116,17 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
     assert figure(cluster, "requests_replayed_total") == replayed + 1
 
 
+def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> None:
+    wait_for(lambda: len(cluster.engines()) == 2 and cluster.idle())
+    asks = [Ask(prompt, seed) for prompt in PROMPTS[:2] for seed in (None, 1)]
+    expected = expect(asks)
+    for engine in cluster.engines():
+        os.kill(engine, signal.SIGKILL)
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(asks, pool.map(lambda each: complete(cluster, each), asks), strict=True))
+    assert found == expected
+
+
 def test_without_a_head_the_cluster_stops_with_one_sentence(cluster: ClusterProcess) -> None:
     (head,) = [pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]]
     os.kill(head, signal.SIGKILL)

@@ -14,15 +14,22 @@ import ray
 
 from cospec.config import EngineConfig
 from cospec.core.types import Request
-from cospec.errors import EngineStopped
+from cospec.errors import EngineEnded, EngineStopped
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_supervisor import Supervision
-from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
+from cospec.runtime.messages import EngineInfo, Events, Failed, ProtocolMessage, Rejected
 
-StreamItem = Events | Rejected | Failed
+
+class Unavailable(ProtocolMessage, frozen=True):
+    """The engine of the replica restarts, drains or has ended. The engine has not seen the request."""
+
+    message: str
+
+
+StreamItem = Events | Rejected | Failed | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,8 @@ class EngineReplica:
     ) -> AsyncGenerator[list[bytes], None]:
         """Yield the events of a request, encoded. A cancelled call aborts the request in the engine.
 
+        A stream that ends before the last event asks the caller to go on elsewhere.
+
         Args:
             request: the encoded ``Request``.
             digests: read by the router.
@@ -88,11 +97,18 @@ class EngineReplica:
         """
         found = replace(self._requests.decode(request), arrival=time.monotonic() - age)
         try:
+            self._client.check()
+        except EngineStopped as error:
+            yield self._encode(Unavailable(str(error)))
+            return
+        try:
             async with contextlib.aclosing(self._client.submit([found])) as events:
                 async for event in events:
                     yield self._encode(Events((event,)))
         except RequestRefused as error:
             yield self._encode(Rejected(found.id, str(error), error.field))
+        except EngineEnded:
+            return
         except EngineStopped as error:
             yield self._encode(Failed(str(error)))
 

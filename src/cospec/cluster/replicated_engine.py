@@ -1,13 +1,15 @@
 """The replicas of a cluster as one engine: streams of requests, and their replay when a replica is lost.
 
 A request runs on one replica. When the replica is lost, a ``match`` request goes on elsewhere after its delivered
-tokens, see ``runtime.replay``. Other requests end with an error.
+tokens, see ``runtime.request_replay``. Other requests end with an error. A replica whose engine restarts takes no
+request; the request waits and asks again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -15,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from cospec.cluster.prefix_index import digests
-from cospec.cluster.replica import StreamItem
+from cospec.cluster.replica import StreamItem, Unavailable
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped
 from cospec.metrics.merge import merge
@@ -26,13 +28,18 @@ from cospec.runtime.request_replay import LiveRequest, next_event
 from cospec.text.input_processor import acceptance_method_of
 
 MAX_LOST_REPLICAS = 8  # that one request outlives; an engine process that a request kills is judged by its replica
-FIRST_DELAY, MAX_DELAY = 0.1, 2.0  # seconds before a replay
+FIRST_DELAY, MAX_DELAY = 0.1, 2.0  # seconds before a request asks a replica again
+MAX_DOUBLINGS = 5  # of the delay
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaLost(CospecError):
     """A replica died, or cannot be reached; the rest of its streams will not arrive."""
+
+
+class ReplicaUnavailable(CospecError):
+    """A replica has not taken a request, because its engine restarts, drains or has ended."""
 
 
 class Replicas(Protocol):
@@ -116,16 +123,18 @@ class ReplicatedEngine:
     async def _follow(self, live: LiveRequest) -> None:
         """Deliver the events of a request, from one replica after another."""
         try:
-            while True:
-                reason = await self._attempt(live)
-                if reason is None:
+            for attempt in itertools.count():
+                try:
+                    await self._attempt(live, attempt)
                     break
-                if not live.survives(MAX_LOST_REPLICAS):
-                    live.fail(EngineStopped(reason))
-                    break
-                self._replayed += 1
-                log.warning("%s Request %s goes on after %d tokens.", reason, live.request.id, len(live.tokens))
-                await asyncio.sleep(min(FIRST_DELAY * 2 ** (live.crashes - 1), MAX_DELAY))
+                except ReplicaUnavailable as error:
+                    log.info("A replica has not taken request %s: %s", live.request.id, error)
+                except ReplicaLost as error:
+                    if not live.survives(MAX_LOST_REPLICAS):
+                        raise EngineStopped(str(error)) from error
+                    self._replayed += 1
+                    log.warning("%s Request %s goes on after %d tokens.", error, live.request.id, len(live.tokens))
+                await asyncio.sleep(min(FIRST_DELAY * 2 ** min(attempt, MAX_DOUBLINGS), MAX_DELAY))
         except CospecError as error:
             live.fail(error)
         except Exception as error:
@@ -134,27 +143,31 @@ class ReplicatedEngine:
         self._live.pop(live.request.id, None)
         self._streams.pop(live.request.id, None)
 
-    async def _attempt(self, live: LiveRequest) -> str | None:
-        """Follow one replica; returns None after the last event, else why the replica is lost."""
+    async def _attempt(self, live: LiveRequest, attempt: int) -> None:
+        """Follow one replica up to the last event of a request.
+
+        Raises:
+            ReplicaLost: the replica has broken the stream.
+            ReplicaUnavailable: the replica has not taken the request.
+        """
         request = live.resumed()
         # A replica that is only slow may still know the request from an earlier attempt.
-        sent = replace(request, id=f"{request.id}+{live.crashes}") if live.crashes else request
+        sent = replace(request, id=f"{request.id}+{attempt}") if attempt else request
         encoded = [bytes(part) for part in self._requests.encode(sent)]
-        age = time.monotonic() - request.arrival
-        stream = self._replicas.generate(encoded, digests(request.prompt), age)
+        # A second attempt goes to the replica with the shortest queue: the replica of the prefix may restart.
+        prefix = () if attempt else digests(request.prompt)
+        stream = self._replicas.generate(encoded, prefix, time.monotonic() - request.arrival)
         async with contextlib.aclosing(stream):
-            try:
-                async for parts in stream:
-                    if self._deliver(live, self._items.decode(parts)):
-                        return None
-            except ReplicaLost as error:
-                return str(error)
-        return "A replica has ended a stream early."
+            async for parts in stream:
+                if self._deliver(live, self._items.decode(parts)):
+                    return
+        raise ReplicaLost("A replica has ended a stream early.")
 
     def _deliver(self, live: LiveRequest, item: StreamItem) -> bool:
         """Pass an item on; returns whether the item was the last.
 
         Raises:
+            ReplicaUnavailable: the replica has not taken the request.
             CospecError: the engine refuses or drops the request.
         """
         match item:
@@ -162,6 +175,8 @@ class ReplicatedEngine:
                 raise RequestRefused(message, field)
             case Failed(message):
                 raise EngineStopped(message)
+            case Unavailable(message):
+                raise ReplicaUnavailable(message)
             case Events(events):
                 now = time.monotonic()
                 for event in events:

@@ -20,7 +20,7 @@ from typing import Any
 
 from cospec.config import EngineConfig
 from cospec.core.types import Event, Request
-from cospec.errors import CospecError, EngineStopped, ModelError
+from cospec.errors import CospecError, EngineEnded, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_process import EngineProcess
@@ -118,9 +118,9 @@ class AsyncEngineClient:
         await self._ended.wait()
 
     def check_ended(self) -> None:
-        """Raises ``EngineStopped`` when the engine has ended for good."""
+        """Raises ``EngineEnded`` when the engine has ended for good."""
         if self._end is not None:
-            raise EngineStopped(self._end)
+            raise EngineEnded(self._end)
 
     def check_alive(self) -> None:
         """Raises ``EngineStopped`` when the engine has ended, restarts, or makes no progress."""
@@ -297,7 +297,7 @@ class AsyncEngineClient:
             return
         self._end = reason
         for id, live in list(self._live.items()):
-            live.fail(EngineStopped(reason))
+            live.fail(EngineEnded(reason))
             self._forget(id)
         self._drop_question(reason)
         self._ended.set()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cospec.cluster.replica import StreamItem
+from cospec.cluster import replicated_engine
+from cospec.cluster.replica import StreamItem, Unavailable
 from cospec.cluster.replicated_engine import MAX_LOST_REPLICAS, ReplicaLost, ReplicatedEngine
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import EngineStopped
@@ -22,15 +23,21 @@ INFO = EngineInfo("m", "m", 512, 1000, ("auto", "block"))
 LENGTH = 6
 
 
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicated_engine, "MAX_DELAY", 0.01)
+
+
 class Counting:
     """Replicas that write the numbers after the prompt; some are lost after some tokens.
 
     Args:
-        losses: after how many tokens the first, second ... stream breaks.
+        losses: after how many tokens the first, second ... stream breaks; -1: the engine of that replica restarts.
     """
 
     def __init__(self, losses: Sequence[int] = (), ending: StreamItem | None = None) -> None:
         self._losses, self._ending = list(losses), ending
+        self.prefixes: list[tuple[bytes, ...]] = []
         self._requests, self._items = Codec(Request), Codec(StreamItem)
         self.ids: list[str] = []
         self.cancelled = 0
@@ -40,7 +47,11 @@ class Counting:
     ) -> AsyncGenerator[list[bytes], None]:
         found: Request = self._requests.decode(request)
         self.ids.append(found.id)
+        self.prefixes.append(prefix)
         loss = self._losses.pop(0) if self._losses else LENGTH + 1
+        if loss < 0:
+            yield [bytes(part) for part in self._items.encode(Unavailable("The engine restarts."))]
+            return
         try:
             for number in range(len(found.resumed_output), LENGTH):
                 if number - len(found.resumed_output) == loss:
@@ -61,7 +72,7 @@ class Counting:
 
 
 def request(**given: Any) -> Request:
-    (made,) = make_requests("r-0", (1, 2, 3), SamplingParams(max_tokens=LENGTH, **given))
+    (made,) = make_requests("r-0", tuple(range(40)), SamplingParams(max_tokens=LENGTH, **given))
     return made
 
 
@@ -89,6 +100,19 @@ def test_tokens_are_the_same_however_often_a_replica_is_lost(losses: tuple[int, 
 
     run(replicas, use)
     assert len(set(replicas.ids)) == 1 + len(losses)  # a slow replica never sees an id twice
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_request_waits_while_engines_restart(temperature: float) -> None:
+    replicas = Counting([-1] * (MAX_LOST_REPLICAS + 1))
+
+    async def use(engine: ReplicatedEngine) -> None:
+        assert await collect(engine, request(temperature=temperature)) == list(range(LENGTH))
+        assert engine.status.replayed == 0
+
+    run(replicas, use)
+    assert replicas.prefixes[0]
+    assert not any(replicas.prefixes[1:])  # the replica that has the prefix may be the replica that restarts
 
 
 def test_a_sampled_request_ends_with_an_error() -> None:
