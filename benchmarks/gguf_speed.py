@@ -1,9 +1,10 @@
-"""The forwards of cospec and llama.cpp on the same GGUF file: milliseconds of 1, 4 and 8 rows, and of a prompt.
+"""The forwards of cospec and llama.cpp on the same GGUF file: milliseconds of 1, 4 and 8 rows, and of prompts.
 
-Run ``python -m benchmarks.gguf_speed [--models Llama-3.2-1B] [--types q4_0 q8_0]``; needs ``llama-cpp-python``. The
-files have the shapes of known models and random weights, and are written once to ``--folder``. The systems take turns
-in one process, in random order, with the same number of threads. Both compute the logits of all rows, and of a prompt
-the logits of the last token. A figure is the median over turns; the ratio is taken within a turn.
+Run ``python -m benchmarks.gguf_speed [--models Llama-3.2-1B] [--types q4_0 q4_k_m q8_0]``; needs ``llama-cpp-python``.
+The files have the shapes of known models and random weights, and are written once to ``--folder``. The systems take
+turns in one process, in random order, with the same number of threads. Both compute the logits of all rows, and of a
+prompt the logits of the last token. A figure is the median over turns; the ratio is taken within a turn. Each model has
+a result file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,6 @@ import numpy as np
 import torch
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from rich.console import Console
-from rich.table import Table
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchmarks.common import write
@@ -35,7 +34,8 @@ from cospec.models.loading import LoadOptions, load_model
 from cospec.native import operators
 
 ROWS = (1, 4, 8)
-CONTEXT, PROMPT = 256, 256  # tokens
+CONTEXT = 256  # tokens
+SUPER_BLOCK = 256  # weights of a block of Q4_K and Q6_K
 PAUSE = 0.05  # seconds; waiting threads of the other system stop spinning
 
 
@@ -51,23 +51,26 @@ class Model:
     heads: int
     kv_heads: int
     vocabulary: int
+    head_dim: int
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors of the file."""
-        dim = self.hidden // self.heads
+        dim = self.head_dim
         found: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (self.vocabulary, self.hidden),
             "output_norm.weight": (self.hidden,),
         }
         for layer in range(self.layers):
             block = f"blk.{layer}."
-            sizes = {"attn_q": self.hidden, "attn_k": self.kv_heads * dim, "attn_v": self.kv_heads * dim}
+            sizes = {"attn_q": self.heads * dim, "attn_k": self.kv_heads * dim, "attn_v": self.kv_heads * dim}
             found |= {f"{block}{name}.weight": (size, self.hidden) for name, size in sizes.items()}
             if self.architecture == "qwen2":
                 found |= {f"{block}{name}.bias": (size,) for name, size in sizes.items()}
+            if self.architecture == "qwen3":
+                found |= {f"{block}{name}.weight": (dim,) for name in ("attn_q_norm", "attn_k_norm")}
             found |= {f"{block}{name}.weight": (self.hidden,) for name in ("attn_norm", "ffn_norm")}
-            found[f"{block}attn_output.weight"] = (self.hidden, self.hidden)
+            found[f"{block}attn_output.weight"] = (self.hidden, self.heads * dim)
             found |= {f"{block}{name}.weight": (self.inner, self.hidden) for name in ("ffn_gate", "ffn_up")}
             found[f"{block}ffn_down.weight"] = (self.hidden, self.inner)
         return found
@@ -76,25 +79,39 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
-        Model("Qwen2.5-0.5B", "qwen2", 896, 24, 4864, 14, 2, 151936),
-        Model("Llama-3.2-1B", "llama", 2048, 16, 8192, 32, 8, 128256),
+        Model("Qwen2.5-0.5B", "qwen2", 896, 24, 4864, 14, 2, 151936, 64),
+        Model("Llama-3.2-1B", "llama", 2048, 16, 8192, 32, 8, 128256, 64),
+        Model("Qwen3-1.7B", "qwen3", 2048, 28, 6144, 16, 8, 151936, 128),
+        Model("Qwen3-4B", "qwen3", 2560, 36, 9728, 32, 8, 151936, 128),
     )
 }
-SCALES = {"q4_0": (0, 0.004), "q8_0": (0, 0.0003), "q6_k": (208, 1e-5)}
-"""Byte of a block where its float16 scale stands, and the scale."""
+TYPES = ("q4_0", "q4_k_m", "q8_0")
+SCALES = {"q4_0": {0: 0.004}, "q8_0": {0: 0.0003}, "q4_k": {0: 1e-4, 2: 7e-4}, "q6_k": {208: 1e-5}}
+"""Bytes of a block where its float16 scales stand, and the scales."""
+
+
+def type_of(tensor: str, kind: str, layers: int) -> str:
+    """Return the block type of a weight; Q4_K_M mixes two types, as llama.cpp's quantization does."""
+    if kind != "q4_k_m":
+        return "q8_0" if tensor == "token_embd.weight" else kind
+    if tensor == "token_embd.weight":
+        return "q6_k"
+    layer, part = int(tensor.split(".")[1]), tensor.split(".")[2]
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return "q6_k" if more and part in {"attn_v", "ffn_down"} else "q4_k"
 
 
 def random_blocks(kind: str, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return rows of random blocks, all with the same scale."""
+    """Return rows of random blocks, all with the same scales."""
     size, count = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
-    at, scale = SCALES[kind]
     blocks = np.frombuffer(generator.bytes(shape[0] * shape[1] // size * count), np.uint8).reshape(-1, count).copy()
-    blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    for at, scale in SCALES[kind].items():
+        blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(shape[0], -1)
 
 
 def write_file(path: Path, model: Model, kind: str) -> None:
-    """Write a GGUF file with a made-up vocabulary; the embedding is Q8_0."""
+    """Write a GGUF file with a made-up vocabulary; the embedding has 8 bits, or 6 in Q4_K_M."""
     generator, writer = np.random.default_rng(0), GGUFWriter(path, model.architecture)
     writer.add_context_length(4096)
     writer.add_embedding_length(model.hidden)
@@ -102,6 +119,8 @@ def write_file(path: Path, model: Model, kind: str) -> None:
     writer.add_feed_forward_length(model.inner)
     writer.add_head_count(model.heads)
     writer.add_head_count_kv(model.kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
     writer.add_rope_freq_base(5e5)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(model.vocabulary)
@@ -115,7 +134,7 @@ def write_file(path: Path, model: Model, kind: str) -> None:
         if len(shape) == 1:
             writer.add_tensor(name, np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
         else:
-            own = "q8_0" if name == "token_embd.weight" else kind
+            own = type_of(name, kind, model.layers)
             blocks = random_blocks(own, shape, generator)
             writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType[own.upper()])
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
@@ -133,10 +152,10 @@ class System(Protocol):
 class Cospec:
     """A model that is loaded as in the engine."""
 
-    def __init__(self, file: Path) -> None:
-        self._model = load_model(str(file), LoadOptions(cache_bytes=1 << 28))
+    def __init__(self, file: Path, tokens: int) -> None:
+        self._model = load_model(str(file), LoadOptions(cache_bytes=1 << 30))
         self._model.pages.match_prefix("a", ())
-        self._model.pages.allocate("a", CONTEXT + PROMPT)
+        self._model.pages.allocate("a", tokens)
 
     def forward(self, start: int, rows: int, all_logits: bool) -> None:
         """See ``System``."""
@@ -145,9 +164,9 @@ class Cospec:
 
 
 class LlamaCpp:
-    """llama.cpp with ``threads`` threads."""
+    """llama.cpp with ``threads`` threads and a cache of ``tokens`` tokens."""
 
-    def __init__(self, file: Path, threads: int) -> None:
+    def __init__(self, file: Path, threads: int, tokens: int) -> None:
         import llama_cpp
 
         self._library = llama_cpp
@@ -156,10 +175,10 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = 2 * (CONTEXT + PROMPT), 512, 512
+        params.n_ctx, params.n_batch = tokens, tokens
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
-        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(tokens, 0, 1)
 
     def forward(self, start: int, rows: int, all_logits: bool) -> None:
         """See ``System``.
@@ -191,43 +210,72 @@ def milliseconds(call: Callable[[], None]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def sample(system: System, repeats: int) -> dict[str, float]:
-    """Return the median milliseconds of each number of rows, and of a prompt."""
+def sample(system: System, repeats: int, prompts: Sequence[int]) -> dict[str, float]:
+    """Return the median milliseconds of each number of rows, and those of each prompt."""
     time.sleep(PAUSE)
     taken: dict[str, float] = {}
     for rows in ROWS:
         system.forward(CONTEXT, rows, True)
         call = partial(system.forward, CONTEXT, rows, True)
         taken[str(rows)] = statistics.median(milliseconds(call) for _ in range(repeats))
-    taken["prompt"] = milliseconds(partial(system.forward, 0, PROMPT, False))
+    for length in prompts:
+        taken[f"prompt of {length}"] = milliseconds(partial(system.forward, 0, length, False))
+    system.forward(0, CONTEXT, False)
     return taken
 
 
-def measure(file: Path, turns: int, repeats: int) -> list[dict[str, Any]]:
+def measure(file: Path, turns: int, repeats: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row per number of rows; the ratio is cospec's time / llama.cpp's."""
-    theirs = LlamaCpp(file, operators.threads())
-    systems: dict[str, System] = {"cospec": Cospec(file), "llama_cpp": theirs}
+    tokens = 2 * max(CONTEXT, *prompts)
+    theirs = LlamaCpp(file, operators.threads(), tokens)
+    systems: dict[str, System] = {"cospec": Cospec(file, tokens), "llama_cpp": theirs}
     for system in systems.values():
         system.forward(0, CONTEXT, False)
-        sample(system, 1)
+        sample(system, 1, prompts[:1])
     shuffler, found = random.Random(0), list[dict[str, dict[str, float]]]()
     for _ in range(turns):
-        found.append({name: sample(systems[name], repeats) for name in shuffler.sample(list(systems), 2)})
+        found.append({name: sample(systems[name], repeats, prompts) for name in shuffler.sample(list(systems), 2)})
     theirs.close()
     result = []
     for rows in found[0]["cospec"]:
         times = {name: [turn[name][rows] for turn in found] for name in systems}
         ratio = paired_ratio(times["cospec"], times["llama_cpp"]).as_json()
+        if rows.isdigit():
+            ratio["over_one_row"] = statistics.median(turn["cospec"][rows] / turn["cospec"]["1"] for turn in found)
         result.append({"rows": rows, **{f"{name}_ms": statistics.median(own) for name, own in times.items()}, **ratio})
     return result
+
+
+def compare(model: Model, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write the files of a model where there are none, measure, and print each row."""
+    found, speed = [], bandwidth()
+    for kind in options.types:
+        if kind == "q4_k_m" and model.hidden % SUPER_BLOCK:
+            print(f"{model.name} has rows of {model.hidden} weights; {kind} needs multiples of {SUPER_BLOCK}.")
+            continue
+        file = options.folder / f"{model.name}-{kind}.gguf"
+        if not file.exists():
+            unfinished = file.with_suffix(f".{os.getpid()}")
+            write_file(unfinished, model, kind)
+            unfinished.rename(file)
+        floor = file.stat().st_size / speed / 1e6
+        for row in measure(file, options.turns, options.repeats, options.prompts):
+            found.append({"type": kind, "floor_ms": floor, **row})
+            times = [f"{row[f'{system}_ms']:.1f} ms" for system in ("cospec", "llama_cpp")]
+            print(model.name, kind, row["rows"], *times, "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**row))
+        if not options.keep:
+            file.unlink()
+    return found
 
 
 def main() -> None:
     """Write the files, measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/gguf-speed"), help="of the files")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--types", nargs="+", choices=SCALES, default=["q4_0", "q8_0"])
+    parser.add_argument("--keep", action="store_true", help="do not remove the files")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS)[:3])
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
+    parser.add_argument("--prompts", nargs="+", type=int, default=[256, 2048], help="tokens")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5, help="forwards of a number of rows in a turn")
     parser.add_argument("--isa", help="an instruction set of cospec below the best one")
@@ -236,26 +284,11 @@ def main() -> None:
     torch.set_num_threads(operators.threads())
     if options.isa:
         operators.set_isa(options.isa)
-    table = Table("model", "type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio (95% interval)", box=None)
-    found, speed = [], bandwidth()
+    settings = {"context": CONTEXT, "turns": options.turns, "repeats": options.repeats}
     for name in options.models:
-        for kind in options.types:
-            file = options.folder / f"{name}-{kind}.gguf"
-            if not file.exists():
-                partial = file.with_suffix(f".{os.getpid()}")
-                write_file(partial, MODELS[name], kind)
-                partial.rename(file)
-            floor = file.stat().st_size / speed / 1e6
-            for row in measure(file, options.turns, options.repeats):
-                found.append({"model": name, "type": kind, "floor_ms": floor, **row})
-                ratio = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-                times = [f"{row[f'{system}_ms']:.1f}" for system in ("cospec", "llama_cpp")]
-                print(name, kind, row["rows"], *times, ratio, flush=True)
-                table.add_row(name, kind, row["rows"], f"{floor:.1f}", *times, ratio)
-    Console(width=110).print(table)
-    settings = {"context": CONTEXT, "prompt": PROMPT, "turns": options.turns, "repeats": options.repeats}
-    suffix = f"_{options.isa}" if options.isa else ""
-    print("written to", write(f"gguf_speed{suffix}", {"options": settings, "rows": found}))
+        rows = compare(MODELS[name], options)
+        suffix = f"_{options.isa}" if options.isa else ""
+        print("written to", write(f"gguf_{name.lower()}{suffix}", {"options": settings, "rows": rows}), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,20 @@ REPORTS = {
             ("Overhead, float32", "overhead_fp32"),
         ),
     ),
+    "gguf": Report(
+        "Forwards on GGUF files, against llama.cpp",
+        "Both systems compute the same rows behind 256 cached tokens in one process, in turns, with as many "
+        "threads. The files have random weights. *floor* is the size of the file over the measured bandwidth. "
+        "*ratio* is cospec's time over llama.cpp's, with its 95% interval. *× one row* is cospec's time over its "
+        "time for one row.",
+        (
+            ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b"),
+            ("Llama-3.2-1B", "gguf_llama-3.2-1b"),
+            ("Qwen3-1.7B", "gguf_qwen3-1.7b"),
+            ("Qwen3-4B", "gguf_qwen3-4b"),
+            ("Llama-3.2-1B, AVX2 kernels", "gguf_llama-3.2-1b_avx2"),
+        ),
+    ),
     "load": Report(
         "Latency under load",
         "Poisson arrivals of three domains. At every rate all configurations serve the same requests in short "

@@ -198,6 +198,16 @@ def heads(found: Found) -> Iterator[str]:
             yield _row(f"{temperature:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
+def gguf(found: Found) -> Iterator[str]:
+    """Forwards of both systems on one file, beside the time of reading the file once."""
+    yield from _head("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "× one row")
+    for row in found["rows"]:
+        times = [f"{row[f'{system}_ms']:.1f}" for system in ("cospec", "llama_cpp")]
+        ratio = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**row)
+        over = f"{row['over_one_row']:.2f}" if "over_one_row" in row else ""
+        yield _row(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, over)
+
+
 def policy_cost(found: Found) -> Iterator[str]:
     """Time of planning and learning, and their share of a step."""
     yield from _head("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
@@ -231,6 +241,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "pipelining": pipelining,
     "pool": pool,
     "heads": heads,
+    "gguf": gguf,
     "policy_cost": policy_cost,
     "fidelity": fidelity,
 }
