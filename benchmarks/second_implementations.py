@@ -10,7 +10,7 @@ pairs that did not run stay in the results.
 - acceptance: ``native/verifier.py`` against ``acceptance/``, both with ``--native off`` elsewhere.
 - forward: ``native/llama_forward.py`` against ``models/llama.py``, for target and drafter, with the same step.
 - batch: ``csrc/model/input_batch.cpp`` against ``models/input_batch.py``, with ``--native off`` and the native forward.
-- products, attention: ``native/operators.py`` against torch, in the forward of ``models/llama.py``.
+- products, attention: ``native/operators.py`` against torch, in transformers' forward.
 - rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, in a pool that votes.
 - proposals: the same in an ensemble whose members propose.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
@@ -41,6 +41,7 @@ from cospec.drafters.pool import candidates
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.ensemble.blends import weighted
 from cospec.ensemble.ensemble import ProposingEnsemble
+from cospec.models import loading
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import ModelRunner
 from cospec.native import library
@@ -65,13 +66,14 @@ class Pair:
 
     Attributes:
         temperature: of the requests; pairs about random draws sample.
-        patched: entered around each run of the readable engine.
+        native_patch, readable_patch: entered around each run of the engine.
     """
 
     native: LLM
     readable: LLM
     temperature: float = 0.0
-    patched: Patched = nullcontext
+    native_patch: Patched = nullcontext
+    readable_patch: Patched = nullcontext
 
 
 def pool(combiner: str) -> dict[str, Any]:
@@ -108,10 +110,16 @@ def acceptance(llm: LLM, native: bool) -> LLM:
     return llm
 
 
-def torch_forward(batch: int, **options: Any) -> LLM:
+def torch_forward(batch: int) -> LLM:
     """Return an engine whose models run ``models/llama.py`` in torch."""
     build = FusedLlama.build
     with patch.object(FusedLlama, "build", lambda weights, attention, in_place: build(weights, attention, False)):
+        return engine(CHAIN, batch)
+
+
+def transformers_forward(batch: int, **options: Any) -> LLM:
+    """Return an engine whose models run transformers' code, as other architectures than Llama's do."""
+    with patch.object(loading, "why_not", return_value="a benchmark"):
         return engine(CHAIN, batch, **options)
 
 
@@ -162,7 +170,7 @@ def pool_pair(combiner: str, temperature: float, batch: int) -> Pair:
 def candidates_pair(batch: int) -> Pair:
     """Return two pools in Python's lockstep, with native and readable candidates."""
     native, readable = (lockstep(engine(pool("fuse"), batch), False) for _ in range(2))
-    return Pair(native, readable, patched=READS)
+    return Pair(native, readable, readable_patch=READS)
 
 
 PAIRS: dict[str, Callable[[int], Pair]] = {
@@ -171,19 +179,19 @@ PAIRS: dict[str, Callable[[int], Pair]] = {
     "steps": lambda batch: Pair(engine(CHAIN, batch), engine(CHAIN, batch, native="off")),
     "acceptance": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch, native=False), 0.8),
     "forward": lambda batch: Pair(engine(CHAIN, batch), torch_forward(batch)),
-    "batch": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch), patched=PACKED),
-    "products": lambda batch: Pair(torch_forward(batch), torch_forward(batch, linear_backend="torch")),
-    "attention": lambda batch: Pair(torch_forward(batch), torch_forward(batch, attention_backend="sdpa")),
+    "batch": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch), readable_patch=PACKED),
+    "products": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, linear_backend="mkldnn")),
+    "attention": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, attention_backend="sdpa")),
     "rollouts": lambda batch: Pair(engine(pool("vote"), batch), token_by_token(pool("vote"), batch)),
     "proposals": lambda batch: Pair(ensemble(batch), without_rollouts(batch), 0.8),
-    "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, BLENDS),
+    "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, readable_patch=BLENDS),
     "candidates": candidates_pair,
-    "sampling": lambda batch: Pair(off(TREE, batch), off(TREE, batch), 0.8, never(library, "available")),
+    "sampling": lambda batch: Pair(off(TREE, batch), off(TREE, batch), 0.8, readable_patch=never(library, "available")),
     "tensors": lambda batch: Pair(off(CHAIN, batch, native=False), off(CHAIN, batch, native=False), 0.8, TENSORS),
 }
 
 
-def runner(llm: LLM, params: SamplingParams, patched: Patched = nullcontext) -> Callable[[Sequence[str]], list[Any]]:
+def runner(llm: LLM, params: SamplingParams, patched: Patched) -> Callable[[Sequence[str]], list[Any]]:
     """Return what generates the token ids of some prompts."""
 
     def run(texts: Sequence[str]) -> list[Any]:
@@ -199,7 +207,8 @@ def measured(name: str, batch: int, turns: int, tokens: int) -> dict[str, Any]:
     freeze_gc()
     params = SamplingParams(temperature=pair.temperature, seed=1, max_tokens=tokens, ignore_eos=True)
     texts = [text for domain in DOMAINS for text in prompts(domain, -(-batch // len(DOMAINS)))][:batch]
-    native, readable = runner(pair.native, params), runner(pair.readable, params, pair.patched)
+    native = runner(pair.native, params, pair.native_patch)
+    readable = runner(pair.readable, params, pair.readable_patch)
     samples = alternate({"native": native, "readable": readable}, [texts], turns)
     ratio, low, high = samples.ratio("readable", "native")
     for llm in (pair.native, pair.readable):
