@@ -11,7 +11,7 @@ pairs that did not run stay in the results.
 - forward: ``native/llama_forward.py`` against ``models/llama.py``, for target and drafter, with the same step.
 - batch: ``csrc/model/input_batch.cpp`` against ``models/input_batch.py``, with ``--native off`` and the native forward.
 - products, attention: ``native/operators.py`` against torch, in transformers' forward.
-- rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, in a pool that votes.
+- rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, with ``--native off`` elsewhere.
 - proposals: the same in an ensemble whose members propose.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
 - candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
@@ -48,7 +48,6 @@ from cospec.native import library
 from cospec.process_utils import freeze_gc
 
 CHAIN = {"method": "draft_model", "num_speculative_tokens": 4}
-OFF = {"native": False}
 TREE = {**CHAIN, "num_speculative_tokens": 3, "widths": [3, 2, 1]}
 MEMBERS = {"generic": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 ENSEMBLE: dict[str, Any] = {
@@ -123,11 +122,11 @@ def transformers_forward(batch: int, **options: Any) -> LLM:
         return engine(CHAIN, batch, **options)
 
 
-def token_by_token(speculative: dict[str, Any], batch: int) -> LLM:
-    """Return an engine whose drafters draft chains without ``Model.rollout``."""
-    create = ModelDrafter.__init__
-    with patch.object(ModelDrafter, "__init__", lambda self, *given, **named: create(self, *given, **named | OFF)):
-        return engine(speculative, batch)
+def rollouts(batch: int, native: bool) -> LLM:
+    """Return an engine with steps in Python, whose drafter has ``Model.rollout`` or drafts token by token."""
+    create, own = ModelDrafter.__init__, {"native": native}
+    with patch.object(ModelDrafter, "__init__", lambda self, *given, **named: create(self, *given, **named | own)):
+        return off(CHAIN, batch)
 
 
 def without_rollouts(batch: int) -> LLM:
@@ -182,12 +181,12 @@ PAIRS: dict[str, Callable[[int], Pair]] = {
     "batch": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch), readable_patch=PACKED),
     "products": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, linear_backend="mkldnn")),
     "attention": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, attention_backend="sdpa")),
-    "rollouts": lambda batch: Pair(engine(pool("vote"), batch), token_by_token(pool("vote"), batch)),
+    "rollouts": lambda batch: Pair(rollouts(batch, True), rollouts(batch, False)),
     "proposals": lambda batch: Pair(ensemble(batch), without_rollouts(batch), 0.8),
     "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, readable_patch=BLENDS),
     "candidates": candidates_pair,
     "sampling": lambda batch: Pair(off(TREE, batch), off(TREE, batch), 0.8, readable_patch=never(library, "available")),
-    "tensors": lambda batch: Pair(off(CHAIN, batch, native=False), off(CHAIN, batch, native=False), 0.8, TENSORS),
+    "tensors": lambda batch: Pair(off(CHAIN, batch, False), off(CHAIN, batch, False), 0.8, TENSORS),
 }
 
 
