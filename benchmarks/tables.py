@@ -230,6 +230,14 @@ def fidelity(found: Found) -> Iterator[str]:
         yield _row(f"{row['rate']:g}", f"`{row['config']}`", *cells)
 
 
+def second_implementations(found: Found) -> Iterator[str]:
+    """Speed of each native implementation over its readable twin."""
+    yield from _head("pair", "batch", "temperature", "native over readable", "turns", "tokens")
+    for row in found["rows"]:
+        counts = [str(row[key]) for key in ("turns", "tokens")]
+        yield _row(row["name"], str(row["batch"]), f"{row['temperature']:g}", _ratio(row), *counts)
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
@@ -243,6 +251,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "heads": heads,
     "gguf": gguf,
     "policy_cost": policy_cost,
+    "second_implementations": second_implementations,
     "fidelity": fidelity,
 }
 
