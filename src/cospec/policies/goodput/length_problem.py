@@ -106,7 +106,7 @@ class LengthProblem:
         gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
         costs = np.asarray(sizes * self.token_cost(inputs), dtype=np.float64)
         if not self.cost.capabilities.costless:
-            costs[:, :1] += self.cost.draft.sequence
+            costs[:, :1] += self.cost.draft.sequence + self.cost.scoring
         if inputs.backlog is not None:
             costs[:, :1] += inputs.backlog[:, None]
         return DraftLevels(gains, sizes, self.shapes.depths[rows], costs)
