@@ -115,6 +115,7 @@ class Policy(ABC):
         needs_latency: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
+        trees: may ask for trees where the drafter drafts chains unless asked.
     """
 
     Options: ClassVar[type[PluginOptions]]
@@ -122,6 +123,7 @@ class Policy(ABC):
     needs_latency: ClassVar[bool]
     learns: ClassVar[bool]
     keeps_drafts: ClassVar[bool] = False
+    trees: bool = False
 
     @property
     def horizon(self) -> int:
