@@ -137,7 +137,7 @@ REPORTS = {
     "policies": Report(
         "Cost of policies",
         "Time that a policy takes to plan and to learn, on simulated steps.",
-        (("Time of a decision", "policy_cost"),),
+        (("Time of a decision", "policy_cost"), ("Gain of options that are off by default", "policy_gain")),
     ),
     "second_implementations": Report(
         "Second implementations",
