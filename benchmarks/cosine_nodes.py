@@ -165,7 +165,7 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
         started = time.monotonic()
         found = llm.generate(texts, params)
         seconds = time.monotonic() - started
-        after = llm.engine.metrics().nodes
+        after, ahead = llm.engine.metrics().nodes, llm.engine.metrics().drafts_ahead
 
     def gained(key: str) -> float:
         return float(sum(node[key] for node in after) - sum(node[key] for node in before))
@@ -178,6 +178,8 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
         "target_idle": 1.0 - target.seconds / seconds,
         "nodes_idle": 1.0 - gained("busy_seconds") / (seconds * count) if count else None,
         "late": gained("late"),
+        "drafts": sum(each.drafts for each in stats),
+        "drafts_ahead": ahead,
         "outputs": [each.outputs[0].token_ids for each in found],
     }
 
