@@ -2,6 +2,8 @@
 
     python -m benchmarks.chaos --minutes 60
 
+Nodes also join while requests run, by ``cospec node join`` through a relay, and are cut off from their verifier.
+
 The expected tokens are those of one engine in this process. The report goes to ``benchmarks/results/chaos.json``.
 """
 
@@ -14,6 +16,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +29,7 @@ from typing import Any
 import httpx
 
 from benchmarks.cluster_process import ClusterProcess
+from benchmarks.relay import Relay
 from cospec import LLM, SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "chaos.json"
@@ -41,7 +46,17 @@ PROMPTS = (
     "Once upon a time there was a little",
 )
 MAX_TOKENS = 40
-FAULTS = ("kill replica", "kill node", "kill engine", "pause node", "pause replica")
+FAULTS = (
+    "join node",
+    "kill replica",
+    "partition node",
+    "kill node",
+    "kill engine",
+    "pause node",
+    "pause replica",
+)
+PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection
+MOST_JOINED = 2  # nodes that joined; a further node takes the place of the oldest
 ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
 DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
 SECONDS = 180.0  # a request that takes longer is lost
@@ -165,11 +180,69 @@ async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, rep
     report.running_after = _figure(figures, "cospec:num_requests_live")
 
 
-async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random) -> None:
-    """Kill or pause a process every few seconds, until cancelled; one replica is always left."""
+@dataclass(slots=True)
+class Joined:
+    """Nodes that joined the running cluster, each through a relay; oldest first."""
+
+    folder: Path
+    nodes: list[tuple[subprocess.Popen[bytes], Relay]] = field(default_factory=list)
+
+    async def join(self, engine: int) -> bool:
+        """Start a node for the engine with that process id; False where the engine does not listen."""
+        port = _listens(engine)
+        if port is None:
+            return False
+        if len(self.nodes) == MOST_JOINED:
+            self._leave(*self.nodes.pop(0))
+        relay = Relay(port)
+        await relay.open()
+        command = [sys.executable, "-m", "cospec", "node", "join", relay.address, "--threads", "1"]
+        with (self.folder / "joined.log").open("ab") as log:
+            self.nodes.append((subprocess.Popen(command, stdout=log, stderr=log), relay))
+        return True
+
+    async def partition(self) -> bool:
+        """Cut a connected node off for some seconds; False without such a node."""
+        relay = next((relay for _, relay in self.nodes if relay.connected), None)
+        if relay is not None:
+            await relay.partition(PARTITION_SECONDS)
+        return relay is not None
+
+    def close(self) -> None:
+        """End the nodes."""
+        while self.nodes:
+            self._leave(*self.nodes.pop())
+
+    def _leave(self, process: subprocess.Popen[bytes], relay: Relay) -> None:
+        process.kill()
+        process.wait()
+        relay.close()
+
+
+def _listens(engine: int) -> int | None:
+    """The port at which an engine waits for drafter nodes."""
+    import psutil
+
+    try:
+        found = psutil.Process(engine).net_connections("tcp")
+    except psutil.Error:  # the engine has ended
+        return None
+    return next((each.laddr.port for each in found if each.status == psutil.CONN_LISTEN), None)
+
+
+async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random, joined: Joined) -> None:
+    """Do something to a process every few seconds, until cancelled; one replica is always left."""
     for kind in itertools.cycle(FAULTS):
         await asyncio.sleep(every)
         how, what = kind.split()
+        if how in ("join", "partition"):
+            engines = cluster.engines()
+            if how == "partition":
+                done = await joined.partition()
+            else:
+                done = bool(engines) and await joined.join(choose.choice(engines))
+            report.faults[kind] = report.faults.get(kind, 0) + done
+            continue
         if what != "node" and len(cluster.engines()) < 2:
             continue  # the last fault is not repaired yet, and requests would only wait
         found = {"replica": cluster.replicas, "node": cluster.nodes, "engine": cluster.engines}[what]()
@@ -193,14 +266,17 @@ def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
     report = Report()
     started = time.monotonic()
     with ClusterProcess(config, folder) as cluster:
-        asyncio.run(_both(cluster, asks, (seconds, every), (report, choose)))
+        asyncio.run(_both(cluster, asks, (seconds, every), (report, choose, Joined(folder))))
     report.left = list(cluster.left().values())
     report.seconds = time.monotonic() - started
     return report
 
 
 async def _both(
-    cluster: ClusterProcess, asks: Sequence[Ask], times: tuple[float, float], notes: tuple[Report, random.Random]
+    cluster: ClusterProcess,
+    asks: Sequence[Ask],
+    times: tuple[float, float],
+    notes: tuple[Report, random.Random, Joined],
 ) -> None:
     seconds, every = times
     faults = asyncio.create_task(trouble(cluster, every, *notes))
@@ -208,6 +284,7 @@ async def _both(
         await load(cluster, asks, seconds, notes[0])
     finally:
         faults.cancel()
+        notes[2].close()
 
 
 def _figure(text: str, name: str) -> float:

@@ -33,7 +33,8 @@ from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.drafters.interfaces import StartLogits
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
@@ -43,6 +44,9 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "SpecInfer, 4 nodes": (4, {"combiner": "union", "routing": "all", "execution_mode": "sequential"}),
     "without routing": (4, {**WHOLE, "routing": "all"}),
     "without fusion": (4, {**WHOLE, "at_most": 1}),
+    "fusion token by token": (4, {**WHOLE, "token_steps": True}),
+    "fusion token by token, in turn": (4, {**WHOLE, "execution_mode": "sequential", "token_steps": True}),
+    "mixture token by token": (4, {**WHOLE, "combiner": "mix", "execution_mode": "sequential"}),
     "without pipelining": (4, {**WHOLE, "execution_mode": "sequential"}),
     "drafting ahead": (4, {**WHOLE, "execution_mode": "draft-ahead"}),
     "CoSine, 2 nodes": (2, WHOLE),
@@ -82,19 +86,32 @@ class Slow(Drafter):
 
     def __init__(self, drafter: Drafter, seconds: float) -> None:
         self.name, self._drafter, self._seconds = drafter.name, drafter, seconds
+        self.scores_known_tokens, self.steps = drafter.scores_known_tokens, drafter.steps
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        started = time.monotonic()
-        drafts = self._drafter.propose(contexts, budgets)
-        due = started + self._seconds * max([budget.depth for budget in budgets], default=0)
-        time.sleep(max(0.0, due - time.monotonic()))
-        return drafts
+        with self._lasting(max([budget.depth for budget in budgets], default=0)):
+            return self._drafter.propose(contexts, budgets)
+
+    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+        with self._lasting(1):
+            return self._drafter.next_logits(contexts)
+
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        with self._lasting(1):
+            return self._drafter.score_known_tokens(contexts)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         self._drafter.commit(commits)
 
     def free(self, ids: Sequence[str]) -> None:
         self._drafter.free(ids)
+
+    @contextmanager
+    def _lasting(self, steps: int) -> Iterator[None]:
+        """Work that takes at least the time of ``steps`` draft tokens."""
+        due = time.monotonic() + self._seconds * steps
+        yield
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def run_slow_node(address: str, name: str, seconds: float) -> None:
@@ -148,7 +165,7 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
         started = time.monotonic()
         found = llm.generate(texts, params)
         seconds = time.monotonic() - started
-        after = llm.engine.metrics().nodes
+        after, ahead = llm.engine.metrics().nodes, llm.engine.metrics().drafts_ahead
 
     def gained(key: str) -> float:
         return float(sum(node[key] for node in after) - sum(node[key] for node in before))
@@ -161,6 +178,8 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
         "target_idle": 1.0 - target.seconds / seconds,
         "nodes_idle": 1.0 - gained("busy_seconds") / (seconds * count) if count else None,
         "late": gained("late"),
+        "drafts": sum(each.drafts for each in stats),
+        "drafts_ahead": ahead,
         "outputs": [each.outputs[0].token_ids for each in found],
     }
 

@@ -1,4 +1,4 @@
-"""A short run of ``python -m benchmarks.chaos``: processes are killed and paused under load, and no token changes."""
+"""A short run of ``python -m benchmarks.chaos``: processes join, are killed and cut off; no token changes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 def test_no_request_is_lost_or_wrong(tmp_path: Path) -> None:
-    report = run(seconds=16, requests=48, every=4, folder=tmp_path)
-    assert report.requests == 48
+    report = run(seconds=11, requests=36, every=3, folder=tmp_path)
+    assert report.requests == 36
     assert (report.lost, report.wrong, report.errors, report.left) == (0, 0, [], [])
-    assert sum(report.faults.values()) >= 2
+    assert report.faults["join node"] and sum(report.faults.values()) >= 2
     assert report.running_after == 0

@@ -20,6 +20,7 @@ from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, Refused
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request
+from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
@@ -91,17 +92,21 @@ def writes_the_same(engine: Engine, prefix: str) -> None:
     assert tokens_of(run_all(engine, found)) == plain(found)
 
 
-@pytest.mark.parametrize("combiner", ["fuse", "union"])
-def test_three_nodes_of_a_pool(combiner: str, hub: NodeHub, start: Start) -> None:
-    drafters = {name: on_nodes(hub, name)[0] for name in NAMES}
-    for name in NAMES:
+POOLS = [("fuse", "drafts"), ("union", "drafts"), ("fuse", "steps"), ("mix", "steps")]
+
+
+@pytest.mark.parametrize(("combiner", "part"), POOLS)
+def test_nodes_of_a_pool(combiner: str, part: str, hub: NodeHub, start: Start) -> None:
+    names = NAMES if part == "drafts" else ("itself", "other")
+    drafters = {name: on_nodes(hub, name)[0] for name in names}
+    for name in names:
         start(hub, name)
-    until(lambda: rows(hub, "ready") == 3, "three nodes")
-    engine = pool_engine(target(), pool_of(drafters, combiner, "all", VOCAB))
+    until(lambda: rows(hub, "ready") == len(names), "the nodes")
+    engine = pool_engine(target(), pool_of(drafters, combiner, "all", VOCAB, token_steps=part == "steps"), "match")
     writes_the_same(engine, "a")
     assert engine.metrics().accepted_tokens["itself"] > 100
-    assert {row["node"]: row["drafts"] > 0 for row in hub.status()} == dict.fromkeys(nodes_of(hub), True)
-    assert len(nodes_of(hub)) == 3
+    assert {row["node"]: row[part] > 0 for row in hub.status()} == dict.fromkeys(nodes_of(hub), True)
+    assert len(nodes_of(hub)) == len(names)
     engine.close()
     assert not hub.status()
 
@@ -117,6 +122,38 @@ def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, sta
     assert engine.metrics().accepted_tokens["itself"] > 100
     weights = pool.weights()
     assert weights["itself"] > weights["ngram"], "what was not drafted ahead still teaches the weights"
+    assert {row["drafter"] for row in hub.status() if row["scores"]} == {"itself", "other"}
+    engine.execution_mode.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_idle_nodes_draft_for_other_outcomes(nodes: int, hub: NodeHub, start: Start) -> None:
+    """The control has no idle node."""
+    drafter, _ = on_nodes(hub, "other")
+    for _ in range(nodes):
+        start(hub, "other")
+    until(lambda: rows(hub, "ready") == nodes, "the nodes")
+    engine = under(toy_engine(target(), drafter, "match", k=3), "draft-ahead", "process")
+    for prefix in "ab":
+        for request in requests(prefix):
+            assert tokens_of(run_all(engine, [request])) == plain([request])
+    used = engine.metrics().drafts_ahead
+    assert (used["other"] > 0) is (nodes > 1)
+    engine.execution_mode.close()
+    drafter.close()
+
+
+def test_idle_members_of_a_pool_draft_for_other_outcomes(hub: NodeHub, start: Start) -> None:
+    made = pool_of({name: on_nodes(hub, name)[0] for name in ("other", "ngram")}, "fuse", "hedge", VOCAB)
+    pool = PoolDrafter(made.members, made.combiner, made.routing, replace(made.setting, at_most=1))
+    start(hub, "other", "ngram")
+    until(lambda: rows(hub, "ready") == 2, "one node with two drafters")
+    engine = under(toy_engine(target(), pool, "match", k=3), "draft-ahead", "worker")
+    for prefix in "ab":
+        for request in requests(prefix):
+            assert tokens_of(run_all(engine, [request])) == plain([request])
+    assert engine.metrics().drafts_ahead["other"] > 0
     engine.execution_mode.close()
     pool.close()
 
@@ -280,7 +317,7 @@ def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[
     assert big.say(b"\0" * (wire.MAX_BYTES + 1)) is None, "the socket drops the connection"
     forger = peer()
     assert isinstance(forger.say(forger.hello()), Welcome)
-    answer = forger.say(forger.codec.encode(NodeDrafts(12345, [], [], 0.0)))
+    answer = forger.say(forger.codec.encode(NodeDrafts(12345, [], 0.0)))
     assert isinstance(answer, Refused) and "never asked" in answer.reason
     assert rows(hub, "quarantined") == 1
     assert forger.say(forger.hello()) is None, "quarantine lasts"
@@ -297,7 +334,7 @@ def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[
             message = codec.decode(replayer.socket.recv())
             if isinstance(message, wire.AskDrafts):
                 for _ in range(3):  # an empty answer, thrice
-                    replayer.socket.send(codec.encode(NodeDrafts(message.number, [], [], 0.0)))
+                    replayer.socket.send(codec.encode(NodeDrafts(message.number, [], 0.0)))
                     replayed += 1
     assert tokens == plain(requests("h"))
     assert replayed > 0

@@ -14,7 +14,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.node_network import Network
+from harness.node_network import Network, drafts_of
 from harness.oracle import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, unmixed
@@ -39,7 +39,7 @@ class Remote(Drafter):
             self.network.now += 1.0
             question = self.network.ask([context], budget.depth)
             self.fault(context, self.network)
-            found += question.drafts or ()
+            found += drafts_of(question)
         self.drafts += len(found)
         assert not self.network.link.quarantine
         return found

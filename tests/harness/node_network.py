@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from cospec.cluster.nodes.node_state import NodeLink, PendingProposal
+from cospec.cluster.nodes.node_state import NodeLink
+from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.service import NodeService
-from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, ToVerifier, Welcome
+from cospec.cluster.nodes.wire import FrameCodec, NodeAnswer, NodeHello, ToVerifier, Welcome
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
+from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.messages import DrafterInfo
 from cospec.sampling_params import SamplingParams
 
 VOCAB = 97
@@ -50,6 +55,11 @@ def context(id: str, tokens: Sequence[int], assumed: int = 0, sampling: Sampling
     return DraftContext(id, list(tokens), 1, sampling, 7, StreamKind.TARGET, assumed)
 
 
+def drafts_of(question: PendingQuestion) -> list[Draft]:
+    """The drafts that arrived."""
+    return list((question.found or {}).values())
+
+
 @dataclass
 class Network:
     """A verifier's link to one node, and the frames on their way in both directions, oldest first."""
@@ -74,7 +84,7 @@ class Network:
         self.service.handle(FrameCodec(ToVerifier).encode(Welcome()))
         assert self.service.welcome
 
-    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> PendingProposal:
+    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> PendingQuestion:
         """Ask for chains; the frame waits in ``to_node``."""
         question, frame = self.link.ask(contexts, [DraftBudget(depth, depth)] * len(contexts))
         self.to_node.append(frame)
@@ -89,7 +99,7 @@ class Network:
     def reach_verifier(self, place: int = 0) -> None:
         """Deliver a frame to the verifier."""
         message = self.link.decode(self.to_verifier.pop(place))
-        if isinstance(message, NodeDrafts):
+        if isinstance(message, NodeAnswer):
             self.link.answer(message)
 
     def settle(self) -> None:
@@ -98,3 +108,58 @@ class Network:
             self.reach_node()
         while self.to_verifier:
             self.reach_verifier()
+
+
+Fault = Callable[[DraftContext, Network], None]
+
+
+def settle(context: DraftContext, network: Network) -> None:
+    """No fault."""
+    network.settle()
+
+
+class NetworkExecutor:
+    """Makes the calls of a drafter at the other end of the protocol.
+
+    Args:
+        fault: carries the messages of each question; gets the first context of the question.
+    """
+
+    parallel, busy, load, present = True, 0.0, 0.0, True
+
+    def __init__(self, drafter: Drafter, vocab_size: int, fault: Fault = settle) -> None:
+        self.network, self._fault = Network(drafter, vocab_size, samples=True), fault
+        costly, scores = replace(drafter.capabilities, costless=False), drafter.scores_known_tokens
+        self.info = DrafterInfo("away", True, True, False, False, costly, None, None, {}, scores, drafter.steps)
+        self.weights = dict[str, float]()
+        self.answers = 0
+
+    def submit(self, method: str, *args: Any) -> FinishedFuture[Any]:
+        """Send the call, and let ``fault`` carry the messages."""
+        link = self.network.link
+        if method in ("commit", "free"):
+            frame = link.commit(*args) if method == "commit" else link.free(*args)
+            if frame is not None:
+                self.network.to_node.append(frame)
+            return FinishedFuture(None)
+        self.network.now += 1.0
+        asks: dict[str, Callable[..., tuple[PendingQuestion, bytes]]] = {
+            "propose": link.ask,
+            "candidates": link.ask_steps,
+            "score_known_tokens": link.ask_scores,
+        }
+        question, frame = asks[method](*args)
+        self.network.to_node.append(frame)
+        self._fault(args[0][0], self.network)
+        assert not link.quarantine
+        found = question.found or {}
+        self.answers += len(found)
+        return FinishedFuture(list(found.values()) if method == "propose" else found)
+
+    def close(self) -> None: ...
+
+
+def away(drafter: Drafter, vocab_size: int, fault: Fault = settle) -> tuple[DrafterProxy, NetworkExecutor]:
+    """A drafter at the other end of the protocol, and its executor."""
+    executor = NetworkExecutor(drafter, vocab_size, fault)
+    return DrafterProxy(executor), executor

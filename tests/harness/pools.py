@@ -41,11 +41,11 @@ def pool_of(
     routing: str = "hedge",
     vocab_size: int = 3,
     clock: Clock | None = None,
-    deadline: float | None = None,
+    **member: Any,
 ) -> PoolDrafter:
-    """A pool whose clock stands still."""
+    """A pool whose clock stands still; ``member`` are ``deadline`` and ``token_steps`` of ``Member.of``."""
     made, clock = COMBINERS.load(combiner)(), clock or Ticks()
-    members = [Member.of(name, each, clock, made.steps, deadline) for name, each in drafters.items()]
+    members = [Member.of(name, each, clock, made.steps, **member) for name, each in drafters.items()]
     return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolContext(vocab_size, clock))
 
 

@@ -261,6 +261,7 @@ class Engine:
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
             nodes=self.parts.nodes(),
             drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
+            drafts_ahead=dict(self.execution_mode.info.drafts_ahead),
             execution_mode_info={
                 "execution_mode": self.execution_mode.info.name,
                 "reason": self.execution_mode.info.reason,

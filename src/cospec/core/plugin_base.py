@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
 
     from cospec.core.interfaces import Executor
-    from cospec.drafters.interfaces import DraftCache, StepwiseDrafter
+    from cospec.drafters.interfaces import DraftCache, StartLogits, StepwiseDrafter
 
 
 class Drafter(ABC):
@@ -49,6 +49,8 @@ class Drafter(ABC):
         names: names of a pool's drafters; None: the drafter is no pool.
         scores_known_tokens: ``score_known_tokens`` scores known tokens.
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
+        steps: ``next_logits`` gives the logits after known tokens. A proxy's executor answers ``candidates`` instead.
+        drafts_outcomes: ``propose_outcomes`` uses idle machines.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
@@ -65,12 +67,28 @@ class Drafter(ABC):
     names: tuple[str, ...] | None = None
     scores_known_tokens: bool = False
     scoring_seconds: float = 0.0
+    steps: bool = False
+    drafts_outcomes: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """One draft for each context that the drafter can continue, with the nodes and the depth of its budget."""
+
+    def propose_outcomes(
+        self,
+        contexts: Sequence[DraftContext],
+        budgets: Sequence[DraftBudget],
+        others: Sequence[tuple[DraftContext, DraftBudget]],
+    ) -> list[Draft]:
+        """``propose``, and drafts for ``others`` as far as idle machines reach; called if ``drafts_outcomes`` is True.
+
+        Args:
+            others: further outcomes of the verification of the same sequences, likeliest first; each has another
+                length.
+        """
+        return self.propose(contexts, budgets)
 
     @abstractmethod
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -97,6 +115,10 @@ class Drafter(ABC):
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """The probability of the latest known tokens, by sequence; called where ``scores_known_tokens`` is True."""
         return {}
+
+    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+        """The logits after the known tokens of each sequence with room; called where ``steps`` is True."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - most drafters started nothing
         """End the threads and processes that the drafter started."""

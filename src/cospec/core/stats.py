@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 
@@ -105,10 +105,15 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionInfo:
-    """The execution mode in use, and the reason of the choice."""
+    """The execution mode in use, and the reason of the choice.
+
+    Attributes:
+        drafts_ahead: drafts made during a verification that were used, by outcome; grows.
+    """
 
     name: str
     reason: str = "as configured"
+    drafts_ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class DraftKVCache:
         for context in contexts:
             place = self._places[context.id]
             rows, known = min(self.vocabulary.rows, len(place.own)), len(place.own)
-            start = min(place.fed, known - rows)
+            start = min(place.fed + self._cached_ahead(context), known - rows)
             while known - start > CATCH_UP_TOKENS:
                 piece = tuple(place.own[start : start + CATCH_UP_TOKENS])
                 self.model.forward(TokenBatch((SequenceSlice(context.id, start, piece, logits_from=len(piece)),)))
@@ -135,6 +135,17 @@ class DraftKVCache:
             tokens = tuple(place.own[start:known])
             slices.append(SequenceSlice(context.id, start, tokens, logits_from=len(tokens) - rows))
         return TokenBatch(tuple(slices))
+
+    def _cached_ahead(self, context: DraftContext) -> int:
+        """Return how many of the assumed tokens are in the cache, in their order: the draft of an earlier call."""
+        place = self._places[context.id]
+        ahead, sure = place.ahead, context.committed_len
+        if not (self.vocabulary.same and context.assumed) or ahead is None:
+            return 0
+        if (ahead.base, ahead.start, place.fed) != (sure, sure, sure):
+            return 0
+        path = ahead.path(context.tokens[sure:])
+        return next((at for at, node in enumerate(path) if node != at), len(path))
 
     def keep(self, context: DraftContext, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes."""

@@ -24,7 +24,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenSco
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
-from cospec.drafters.interfaces import DrafterBuildContext, VocabMapping
+from cospec.drafters.interfaces import DrafterBuildContext, StartLogits, VocabMapping
 from cospec.drafters.known_token_scores import score_known_tokens
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
@@ -73,6 +73,7 @@ class ModelDrafter(Drafter):
     drafts_ahead = True
     learns = True  # widths of trees; an instance without a calibration learns nothing
     scores_known_tokens = True
+    steps = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
@@ -92,7 +93,7 @@ class ModelDrafter(Drafter):
         self._rolls = native and model.has_rollout and self._vocabulary.same and top_k is None
         self._top_k = top_k
         self.learns = calibration is not None  # widths of trees
-        self.scores_known_tokens = self._vocabulary.same
+        self.scores_known_tokens = self.steps = self._vocabulary.same
         self._drafted: dict[
             str, DynamicTree
         ] = {}  # trees of the current step, whose confidences are verified at commit
@@ -151,6 +152,10 @@ class ModelDrafter(Drafter):
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens, see ``drafters.known_token_scores``."""
         return score_known_tokens(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
+
+    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+        """Return the logits after the known tokens, from the KV cache that ``propose`` uses."""
+        return ModelStepwiseDrafter(self.model, self._kv_cache).open(contexts, [1] * len(contexts))
 
     def _score(self, batch: TokenBatch) -> Tensor:
         """Return rows over the target's ids."""
@@ -255,7 +260,7 @@ def _extend(chains: Sequence[_Chain], logits: Tensor, top_k: int | None = None) 
         rows = torch.stack([logits[row] for row, _ in drawing])  # an index tensor would start torch's threads
         q = target_probs(rows, [_block(chain) for _, chain in drawing])
         if top_k is not None:
-            q = _likeliest_of(q, top_k)
+            q = likeliest_of(q, top_k)
         tokens = exponential_sample(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
             best[row] = None if tokens[place] < 0 else tokens[place]
@@ -275,7 +280,7 @@ def _extend(chains: Sequence[_Chain], logits: Tensor, top_k: int | None = None) 
         chain.tokens.append(token)
 
 
-def _likeliest_of(q: Floats, top_k: int) -> Floats:
+def likeliest_of(q: Floats, top_k: int) -> Floats:
     """The distributions ``[R, V]`` of the ``top_k`` likeliest tokens of each row."""
     if top_k >= q.shape[1]:
         return q

@@ -22,11 +22,15 @@ from cospec.drafters.vocab_mapping import SharedVocab
 
 
 class ModelStepwiseDrafter:
-    """Steps a causal language model with a KV cache, whose token ids are the target's."""
+    """Steps a causal language model with a KV cache, whose token ids are the target's.
 
-    def __init__(self, model: Model) -> None:
+    Args:
+        kv_cache: of the model; None for a new cache.
+    """
+
+    def __init__(self, model: Model, kv_cache: DraftKVCache | None = None) -> None:
         self.model = model
-        self._kv_cache = DraftKVCache(model, SharedVocab())
+        self._kv_cache = kv_cache or DraftKVCache(model, SharedVocab())
 
     def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
         """Return the new committed tokens of all sequences with room; they count as fed."""

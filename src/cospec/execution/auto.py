@@ -215,7 +215,7 @@ class Auto:
         self._explain(reason)
 
     def _explain(self, reason: str) -> None:
-        self.info = ExecutionInfo(self.info.name, reason)
+        self.info = ExecutionInfo(self.info.name, reason, self._mode.info.drafts_ahead)
         _log.info("execution mode %s: %s", self.info.name, reason)
 
 

@@ -18,13 +18,13 @@ class DraftAhead(OverlappedMode):
     If the target accepts all of a draft and its next token equals the drafter's next token, the following tokens are
     the next draft. Otherwise these tokens are dropped and the sequence is drafted again. The other sequences wait for
     this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
-    more.
+    more. Idle drafter nodes draft after other outcomes of the verification: fewer accepted tokens, or another path.
     """
 
     name: ClassVar[str] = "draft-ahead"
 
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
-        """Return all entries; submits drafts ahead for those whose draft is a chain."""
+        """Return all entries; submits drafts ahead for those with a draft."""
         dispatcher = self.dispatcher
         while any(dispatcher.waits_for_draft(entry) for entry in entries):
             dispatcher.submit_drafts(
@@ -35,10 +35,8 @@ class DraftAhead(OverlappedMode):
                 dispatcher.buffer.drop_stale(entry)
         drafts = dispatcher.drafts_of(entries)
         if dispatcher.drafts_ahead:
-            chains = [
-                (entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id)) and draft.is_chain
-            ]
+            pairs = [(entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id))]
             dispatcher.submit_drafts(
-                [request for entry, draft in chains if (request := dispatcher.continue_draft(entry, draft)) is not None]
+                [request for entry, draft in pairs for request in dispatcher.continue_outcomes(entry, draft)]
             )
         return entries, drafts

@@ -18,15 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest
+from cospec.core.tree import chain, children
+from cospec.core.types import Draft, DraftBudget, DraftContext, RequestState, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """One sequence as its drafter sees it; a copy that does not change while the drafter runs."""
+    """One sequence as its drafter sees it; a copy that does not change while the drafter runs.
+
+    Attributes:
+        rank: place among the outcomes of the sequence's verification, the likeliest is 0.
+    """
 
     context: DraftContext
     budget: DraftBudget
+    rank: int = 0
 
     @property
     def id(self) -> str:
@@ -36,11 +42,11 @@ class DraftRequest:
         """Return whether the requested draft can still continue ``tokens``, all of which are committed.
 
         A sequence is verified at most once in the meantime. So it gained nothing, or the assumed tokens and at most one
-        more.
+        more. Another outcome than the likeliest may assume no token.
         """
         context, sure = self.context, self.context.committed_len
         gained = len(tokens) - sure
-        if gained == 0 or context.assumed == 0:
+        if gained == 0 or (context.assumed == 0 and not self.rank):
             return gained == 0
         return context.assumed <= gained <= context.assumed + 1 and all(
             tokens[place] == context.tokens[place] for place in range(sure, len(context.tokens))
@@ -54,10 +60,20 @@ def rebase(request: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft 
         return None
     if known == base:
         return draft
-    # One committed token follows the assumed ones; a chain still holds if its first token is this token.
-    if not draft.is_chain or draft.tokens[0] != tokens[base] or len(draft) == 1:
-        return None
-    return _slice_chain(draft, slice(1, None), known)
+    # One committed token follows the assumed ones; what follows this token in the draft still holds.
+    first = next((node for node in children(draft.parents, -1) if draft.tokens[node] == tokens[base]), None)
+    return None if first is None else _below(draft, first, known)
+
+
+def _below(draft: Draft, top: int, base: int) -> Draft | None:
+    """Return the nodes below ``top`` as a draft after ``base`` committed tokens; None if there are none."""
+    place = {top: -1}
+    for node, parent in enumerate(draft.parents):
+        if parent in place:
+            place[node] = len(place) - 1
+    del place[top]
+    kept = list(place)
+    return _some(draft, kept, tuple(place.get(draft.parents[node], -1) for node in kept), base) if kept else None
 
 
 def fit_to_budget(draft: Draft | None, budget: DraftBudget) -> Draft | None:
@@ -68,51 +84,67 @@ def fit_to_budget(draft: Draft | None, budget: DraftBudget) -> Draft | None:
         return draft
     if not draft.is_chain:
         return None
-    return _slice_chain(draft, slice(0, min(budget.depth, budget.max_nodes)), draft.base_len)
+    kept = range(min(budget.depth, budget.max_nodes))
+    return _some(draft, kept, chain(len(kept)), draft.base_len)
 
 
-def _slice_chain(draft: Draft, kept: slice, base: int) -> Draft | None:
-    """Return some nodes of a chain as a chain after ``base`` committed tokens; None if there are none."""
-    tokens = draft.tokens[kept]
-    if not tokens:
-        return None
+def _some(draft: Draft, kept: Sequence[int], parents: tuple[int, ...], base: int) -> Draft:
+    """Return the nodes ``kept`` of a draft with their new ``parents``, after ``base`` committed tokens."""
     return replace(
         draft,
         base_len=base,
-        tokens=tokens,
-        parents=tuple(range(-1, len(tokens) - 1)),
-        drafters=draft.drafters[kept],
-        q=None if draft.q is None else draft.q[kept],
-        confidence=None if draft.confidence is None else draft.confidence[kept],
+        tokens=tuple(draft.tokens[node] for node in kept),
+        parents=parents,
+        drafters=tuple(draft.drafters[node] for node in kept),
+        q=None if draft.q is None else draft.q[list(kept)],
+        confidence=None if draft.confidence is None else draft.confidence[list(kept)],
     )
 
 
 class DraftBuffer:
-    """Every sequence has at most one entry: a pending request, or a finished draft (None: the drafter made no
-    draft)."""
+    """Every sequence has at most one entry: a pending request, or a finished draft (None: the drafter made no draft).
+
+    Requests after other outcomes of the sequence's verification wait besides. When the entry is stale, the request or
+    draft whose outcome has come true takes its place.
+
+    Attributes:
+        used: drafts made during verification that were used, after the likeliest outcome and after another outcome.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[str, DraftRequest] = {}
         self.ready: dict[str, tuple[DraftRequest, Draft | None]] = {}
+        self.used = {"likeliest": 0, "other": 0}
+        self._others: dict[str, dict[DraftRequest, Draft | None]] = {}  # None: not there yet
         self.stale = 0  # drafts that were discarded because their sequence took another path
 
     def add(self, requests: Iterable[DraftRequest]) -> None:
         """Add pending requests."""
         for request in requests:
+            if request.rank:
+                self._others.setdefault(request.id, {})[request] = None
+                continue
+            self._others.pop(request.id, None)
             assert request.id not in self.pending and request.id not in self.ready, "a sequence has two drafts"
             self.pending[request.id] = request
 
     def deliver(self, requests: Sequence[DraftRequest], drafts: Iterable[Draft]) -> None:
         """Store a drafter's answer; omitted sequences have no draft. Answers to dropped requests are ignored."""
-        found = {draft.id: draft for draft in drafts}
+        found = {(draft.id, draft.base_len): draft for draft in drafts}
         for request in requests:
+            draft = found.get((request.id, len(request.context.tokens)))
+            others = self._others.get(request.id, {})
+            if request in others:
+                others[request] = draft
+                if draft is None:
+                    del others[request]
+                continue
             if self.pending.get(request.id) is not request:
-                self.stale += 1
+                self.stale += not request.rank
                 continue
             del self.pending[request.id]
-            draft = found.get(request.id)
             # a failed draft ahead can still be drafted after the commit
-            if draft is not None or not request.context.assumed:
+            if draft is not None or not request.context.assumed + request.rank:
                 self.ready[request.id] = request, draft
 
     def drop_stale(self, entry: ScheduledRequest) -> None:
@@ -125,19 +157,35 @@ class DraftBuffer:
         if pending is not None and draft is not None and rebase(pending, draft, sequence.tokens) is None:
             del self.ready[sequence.id]
             self.stale += 1
+        if sequence.id not in self.pending and sequence.id not in self.ready:
+            self._promote(sequence)
 
     def take(self, entry: ScheduledRequest) -> Draft | None:
         """Return the finished draft of a planned sequence, after its current tokens and within its current budget."""
         request, draft = self.ready.pop(entry.sequence.id, (None, None))
         if request is None or draft is None:
             return None
-        return fit_to_budget(rebase(request, draft, entry.sequence.tokens), entry.budget)
+        fitting = fit_to_budget(rebase(request, draft, entry.sequence.tokens), entry.budget)
+        if fitting is not None and request.context.assumed + request.rank:
+            self.used["other" if request.rank else "likeliest"] += 1
+        return fitting
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
             self.pending.pop(id, None)
             self.ready.pop(id, None)
+            self._others.pop(id, None)
+
+    def _promote(self, sequence: RequestState) -> None:
+        """Keep what was requested for the outcome that has come true."""
+        for request, draft in self._others.pop(sequence.id, {}).items():
+            if len(sequence.tokens) <= len(request.context.tokens) or not request.is_valid(sequence.tokens):
+                continue
+            if draft is None:
+                self.pending[sequence.id] = request
+            elif rebase(request, draft, sequence.tokens) is not None:
+                self.ready[sequence.id] = request, draft
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if a sequence has two entries or another id."""

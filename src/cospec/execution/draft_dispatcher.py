@@ -11,6 +11,7 @@ from cospec.core.interfaces import Executor, StepContext
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, SubmittedStep
+from cospec.core.tree import children, path_to
 from cospec.core.types import (
     Commit,
     Draft,
@@ -23,6 +24,7 @@ from cospec.core.types import (
 from cospec.errors import DrafterLost
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
+from cospec.execution.outcomes import GUESSES, AcceptanceRate, likeliest_outcomes
 from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.executors import InlineExecutor
 
@@ -40,7 +42,7 @@ class DraftDispatcher:
 
     def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.timeout = components, timeout
-        self.buffer = DraftBuffer()
+        self.buffer, self.rate = DraftBuffer(), AcceptanceRate()
         self.lost = 0  # batches that the drafter lost or answered too late
         self.executor: Executor | None = components.executor
         if components.executor is None and components.drafter is not None:
@@ -61,11 +63,16 @@ class DraftDispatcher:
         return self.available and self.components.drafter is not None and self.components.drafter.drafts_ahead
 
     def submit_drafts(self, requests: Sequence[DraftRequest]) -> None:
-        """Submit draft requests as one batch."""
+        """Submit draft requests as one batch; several of one sequence are outcomes of its verification."""
         if requests and self.executor is not None:
             self.buffer.add(requests)
-            contexts, budgets = [request.context for request in requests], [request.budget for request in requests]
-            self._jobs.append((self.executor.submit("propose", contexts, budgets), requests))
+            contexts, budgets = _arguments(requests)
+            others = [(request.context, request.budget) for request in requests if request.rank]
+            if others:
+                future = self.executor.submit("propose_outcomes", contexts, budgets, others)
+            else:
+                future = self.executor.submit("propose", contexts, budgets)
+            self._jobs.append((future, requests))
 
     def open(self, entries: Sequence[ScheduledRequest]) -> None:
         """Begin a step: free what the policy releases, collect finished drafts, drop stale drafts."""
@@ -94,8 +101,7 @@ class DraftDispatcher:
             drafts = ()
         except Exception:  # the failing request is not known yet
             log.exception("drafting failed for a batch; its requests are retried one by one")
-            contexts, budgets = [request.context for request in requests], [request.budget for request in requests]
-            drafts, failures = propose_one_by_one(self._call, contexts, budgets)
+            drafts, failures = propose_one_by_one(self._call, *_arguments(requests))
             self._failures |= failures
         self.buffer.deliver(requests, drafts)
 
@@ -130,6 +136,7 @@ class DraftDispatcher:
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit in the target first; the drafter commits after its pending calls."""
         self.components.verifier.commit(commits)
+        self.rate.learn(commits)
         self._notify("commit", commits, [commit.id for commit in commits])
 
     def free(self, ids: Sequence[str]) -> None:
@@ -164,15 +171,39 @@ class DraftDispatcher:
             if stream_kind is StreamKind.TARGET
             else derive_seed(sequence.request.seed, AHEAD_SEEDS + base)
         )
-        most = sequence.request.sampling.max_tokens
-        room = entry.budget.depth + 1 if most is None else most - sequence.output_len - len(draft) - 1
-        depth = min(entry.budget.depth + 1, room)  # the target makes the last token of an output
+        depth = _depth_after(entry, len(draft))
         if depth < 2:
             return None
         budget = DraftBudget(depth, depth, threshold=entry.budget.threshold)
         return DraftRequest(
             _context(sequence, [*sequence.tokens, *draft.tokens], seed, stream_kind, len(draft)), budget
         )
+
+    def continue_outcomes(self, entry: ScheduledRequest, draft: Draft) -> list[DraftRequest]:
+        """Return requests for drafts after the likeliest outcomes of the verification of ``draft``, likeliest first.
+
+        A draft after an outcome begins with guesses of the next token: its first tokens, which the target's token is
+        compared with. Only the target's random stream allows that: whether a draft arrives and is kept then cannot
+        select among drawn tokens. Otherwise the whole chain is the only outcome.
+        """
+        drafter, sequence = self.components.drafter, entry.sequence
+        kind = self.components.verifier.acceptance_method(sequence).stream_kind
+        if drafter is None or not drafter.drafts_outcomes or kind is not StreamKind.TARGET:
+            request = self.continue_draft(entry, draft) if draft.is_chain else None
+            return [] if request is None else [request]
+        found: list[DraftRequest] = []
+        for rank, node in enumerate(likeliest_outcomes(draft, self.rate.value)):
+            path = [draft.tokens[each] for each in path_to(draft.parents, node)]
+            depth = _depth_after(entry, len(path))
+            if depth >= 2:
+                rejected = len(children(draft.parents, node))
+                guesses = 1 if rank == 0 and draft.is_chain else rejected + GUESSES
+                widths = () if guesses == 1 else (guesses,)
+                budget = DraftBudget(depth, guesses * depth, widths, threshold=entry.budget.threshold)
+                tokens = [*sequence.tokens, *path]
+                context = _context(sequence, tokens, sequence.request.seed, kind, len(path))
+                found.append(DraftRequest(context, budget, rank))
+        return found if found and not found[0].rank else []
 
     def close(self) -> None:
         """Wait for all pending calls of the drafter, and discard the results."""
@@ -208,6 +239,20 @@ class DraftDispatcher:
     def _call(self, method: str, *args: Any) -> Any:
         assert self.executor is not None, "only a drafter can raise"
         return self.executor.submit(method, *args).result(self.timeout)
+
+
+def _arguments(requests: Sequence[DraftRequest]) -> tuple[list[DraftContext], list[DraftBudget]]:
+    """The arguments of ``propose``: the likeliest outcome of each sequence."""
+    likeliest = [request for request in requests if not request.rank]
+    return [request.context for request in likeliest], [request.budget for request in likeliest]
+
+
+def _depth_after(entry: ScheduledRequest, accepted: int) -> int:
+    """The depth of a draft after ``accepted`` tokens of a draft; one more than the budget, for the next token."""
+    most, room = entry.sequence.request.sampling.max_tokens, entry.budget.depth + 1
+    if most is not None:
+        room = min(room, most - entry.sequence.output_len - accepted - 1)  # the target makes the last token
+    return room
 
 
 def _context(

@@ -27,7 +27,7 @@ class OverlappedMode(ABC):
 
     def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
-        self.info = ExecutionInfo(self.name)
+        self.info = ExecutionInfo(self.name, drafts_ahead=self.dispatcher.buffer.used)
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Submit the sequences that need no draft or have one."""

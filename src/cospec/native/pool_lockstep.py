@@ -45,6 +45,8 @@ def why_not(session: LockstepSession, tasks: Sequence[CombineTask]) -> str:
         if params.edits_logits or (params.truncates and not params.greedy):
             return "edited logits"
     for member in taking(tasks):
+        if member in session.elsewhere:
+            return "a drafter on a node"
         native_forward = session.steppers[member].model.native_forward
         if native_forward is None or native_forward.vocab_size != session.vocab_size:
             return "a drafter without a native forward"

@@ -31,12 +31,17 @@ class DrafterProxy(Drafter):
         self.name, self.names = info.name, info.names
         self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
-        self.scores_known_tokens = info.scores_known_tokens
+        self.steps, self.drafts_outcomes = info.steps, info.drafts_outcomes
 
     @property
     def executor(self) -> RemoteExecutor:
         """Where the drafter works."""
         return self._executor
+
+    @property
+    def scores_known_tokens(self) -> bool:  # type: ignore[override]
+        """Whether the drafter can score known tokens now; changes with the nodes that serve the drafter."""
+        return self._executor.info.scores_known_tokens
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Ask, and wait for the answer; no drafts where none comes in time."""

@@ -31,7 +31,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 3  # of all messages; a change to any field changes the number
+VERSION = 4  # of all messages; a change to any field changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +123,8 @@ class DrafterInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         weights: of a pool's drafters at the start; empty for other drafters.
+        steps: its executor answers ``candidates``: one token after each context.
+        drafts_outcomes: its executor has several machines, and answers ``propose_outcomes`` and ``propose_if_idle``.
     """
 
     name: str
@@ -135,6 +137,8 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     names: tuple[str, ...] | None
     weights: dict[str, float]
     scores_known_tokens: bool = False
+    steps: bool = False
+    drafts_outcomes: bool = False
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterInfo:

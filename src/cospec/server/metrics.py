@@ -241,6 +241,14 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for drafter, weight in engine.get("drafter_weights", {}).items():
         weights.add_metric([model, drafter], weight)
     found.append(weights)
+    ahead = CounterMetricFamily(
+        PREFIX + "drafts_ahead",
+        "Drafts made during verification that were used, after its likeliest outcome or after another outcome.",
+        labels=["model_name", "outcome"],
+    )
+    for outcome, count in engine.get("drafts_ahead", {}).items():
+        ahead.add_metric([model, outcome], count)
+    found.append(ahead)
     return [*found, *node_families(engine.get("nodes", ()), model)]
 
 

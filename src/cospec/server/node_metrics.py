@@ -17,7 +17,9 @@ GAUGES = {
 }
 COUNTERS = {
     "busy_seconds": "Time of the node's drafter.",
-    "drafts": "Drafts that arrived in time.",
+    "drafts": "Drafts that arrived.",
+    "scores": "Scores of known tokens that arrived.",
+    "steps": "Tokens of token steps that arrived.",
     "late": "Questions whose answer came too late, or never.",
     "lost": "Questions without an answer: the node left, was restarted or was quarantined.",
     "ignored": "Answers to no open question: repeated or late.",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import structs
-
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.drafters.ngram import NgramDrafter
@@ -60,14 +58,13 @@ class MemberExecutor(SimulatedExecutor):
     """The executor of a pool's member in a process or on a node of its own.
 
     Attributes:
-        info: the declared attributes of the drafter, as far as its place keeps them.
+        info: the declared attributes of the drafter.
     """
 
-    def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock, place: str) -> None:
+    def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock) -> None:
         outages = [(each.at, each.at + each.seconds) for each in member.outages]
         super().__init__(drafter, clock, 1, member.link, outages)
-        scores = drafter.scores_known_tokens and place == "process"
-        self.info = structs.replace(DrafterInfo.of(drafter), scores_known_tokens=scores)
+        self.info = DrafterInfo.of(drafter)
 
 
 def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[DrafterWorker]]:
@@ -87,7 +84,7 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
             recorded = _recorded(drafting, member, setting)
             drafter, workers = recorded, [*workers, recorded]
         if drafting.parallel is not None and not drafter.capabilities.costless:
-            drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock, drafting.parallel))
+            drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock))
         drafters.append(Named(member.name, drafter))
     if drafting.combiner is None:
         return drafters[0].drafter, workers
@@ -108,7 +105,7 @@ def _pool(drafting: DrafterConfig, drafters: Sequence[Named], setting: DrafterSe
     ROUTINGS.check(drafting.routing, field="routing")
     combiner, chosen = COMBINERS.load(drafting.combiner)(), ROUTINGS.load(drafting.routing)
     if StreamKind.DRAFT in combiner.stream_kinds:
-        check_distributions(list(drafters), combiner.name)
+        check_distributions(drafters, combiner.name)
     routing = chosen.build(parse(chosen.Options, drafting.routing_options, "drafting.routing_options."))
     clock = setting.clock
     members = [Member.of(each.name, each.drafter, clock, combiner.steps, drafting.deadline) for each in drafters]

@@ -93,8 +93,7 @@ class DrafterConfig(Options):
         cost_per_hour: the price of one machine, in the currency of the target.
         members: recorded drafters; several need a ``combiner``.
         combiner, routing, routing_options, at_most, deadline: of the pool, as in ``speculative_config``.
-        parallel: every member drafts on hardware of its own: in a process on the target's machine, or on a node. As in
-            the engine, members on nodes do not score known tokens.
+        parallel: every member drafts on hardware of its own: in a process on the target's machine, or on a node.
     """
 
     kind: Literal["model", "heads", "lookup", "recorded"] = "model"

@@ -1,17 +1,20 @@
-"""Checks of a node's drafts. A draft that passes can be verified; a draft that fails breaks the protocol."""
+"""Checks of a node's answers. A part that passes can be used like a local drafter's; a part that fails breaks the
+protocol.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
-from cospec.cluster.nodes.wire import NodeDraft, SparseRow
+from cospec.cluster.nodes.wire import NodeDraft, NodeScore, NodeStep, SparseRow
 from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Draft, DraftBudget, DraftContext, TokenScores
+from cospec.drafters.known_token_scores import LOOKBACK
+from cospec.drafters.pool.combiners.combine import Candidate
 from cospec.runtime.codec import ProtocolError
 
 MASS_ERROR = 1e-6  # allowed distance of a distribution's sum from 1
@@ -19,23 +22,19 @@ MASS_ERROR = 1e-6  # allowed distance of a distribution's sum from 1
 
 @dataclass(frozen=True, slots=True)
 class AskedDraft:
-    """What a node was asked for one request.
+    """The draft that a node was asked for.
 
     Attributes:
-        base: known tokens, the assumed tokens included.
         wants_q: the acceptance method reads the distributions of the draft.
     """
 
-    epoch: int
-    base: int
     budget: DraftBudget
     wants_q: bool
 
     @classmethod
-    def of(cls, context: DraftContext, budget: DraftBudget, epoch: int, samples: bool) -> AskedDraft:
+    def of(cls, context: DraftContext, budget: DraftBudget, samples: bool) -> AskedDraft:
         """Describe a question; ``samples``: the drafter draws its tokens."""
-        wants_q = samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
-        return cls(epoch, len(context.tokens), budget, wants_q)
+        return cls(budget, samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy)
 
 
 def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str) -> Draft:
@@ -59,17 +58,46 @@ def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str)
     if asked.wants_q:
         if draft.q is None or len(draft.q) != count:
             raise ProtocolError("A draft has no distribution for each of its tokens; distributions were asked for.")
-        q = _dense(draft.q, draft.tokens, vocab_size)
+        q = np.stack([_dense(row, vocab_size) for row in draft.q])
+        if not np.all(q[np.arange(count), list(draft.tokens)] > 0):
+            raise ProtocolError("A draft has a token that its distribution excludes.")
     return Draft(draft.id, draft.base, draft.tokens, draft.parents, (name,) * count, q, confidence)
 
 
-def sparse_rows(q: Floats) -> tuple[SparseRow, ...]:
-    """The rows ``[N, V]`` without their zeros. Nothing else is cut: the tokens were drawn from these rows."""
-    rows = []
-    for row in q:
-        ids = np.flatnonzero(row)
-        rows.append(SparseRow(ids.tolist(), row[ids].astype("<f8").tobytes()))
-    return tuple(rows)
+def check_score(score: NodeScore) -> TokenScores:
+    """The score of known tokens.
+
+    Raises:
+        ProtocolError: no drafter scores so.
+    """
+    if not 0 <= score.tokens <= min(LOOKBACK, score.base - 1):
+        raise ProtocolError(f"A score is about {score.tokens} tokens of {score.base}; allowed are {LOOKBACK} tokens.")
+    if not (isfinite(score.chance) and 0 <= score.chance <= score.tokens + MASS_ERROR):
+        raise ProtocolError("A score is no sum of probabilities of its tokens.")
+    return TokenScores(score.chance, score.tokens)
+
+
+def check_step(step: NodeStep, wants_q: bool, vocab_size: int) -> Candidate:
+    """The candidate of one token step.
+
+    Raises:
+        ProtocolError: the candidate is not of the shape that was asked for.
+    """
+    pairs = [(step.token, step.confidence), *([step.second] if step.second is not None else [])]
+    if not all(isfinite(chance) and 0 <= chance <= 1 for _, chance in pairs):
+        raise ProtocolError("A candidate has a confidence that is no probability.")
+    if not all(0 <= token < vocab_size for token, _ in pairs[wants_q and step.token == -1 :]):
+        raise ProtocolError(f"A candidate is a token outside of the vocabulary of {vocab_size} tokens.")
+    if wants_q != (step.q is not None):
+        raise ProtocolError("A candidate has no distribution that was asked for, or has another distribution.")
+    q = None if step.q is None else _dense(step.q, vocab_size)
+    return Candidate(step.token, step.confidence, q, step.second)
+
+
+def sparse_row(row: Floats) -> SparseRow:
+    """A row ``[V]`` without its zeros. Nothing else is cut: a token was drawn from the row, or will be."""
+    ids = np.flatnonzero(row)
+    return SparseRow(ids.tolist(), row[ids].astype("<f8").tobytes())
 
 
 def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
@@ -86,18 +114,15 @@ def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
         raise ProtocolError(f"A draft has a longer path than the {budget.depth} tokens that were asked for.")
 
 
-def _dense(rows: Sequence[SparseRow], tokens: Sequence[int], vocab_size: int) -> Floats:
-    q = np.zeros((len(rows), vocab_size))
-    for row, (token, sparse) in enumerate(zip(tokens, rows, strict=True)):
-        ids = np.array(sparse.ids, dtype=np.int64)
-        if len(sparse.probs) != 8 * len(ids) or not len(ids) or ids[0] < 0 or ids[-1] >= vocab_size:
-            raise ProtocolError("A distribution has tokens outside of the vocabulary, or too few probabilities.")
-        probs = np.frombuffer(sparse.probs, "<f8")
-        if not np.all(np.diff(ids) > 0) or not np.all(np.isfinite(probs)) or not np.all(probs > 0):
-            raise ProtocolError("A distribution has repeated tokens, or probabilities that are not above 0.")
-        if abs(float(probs.sum()) - 1) > MASS_ERROR:
-            raise ProtocolError("A distribution does not sum to 1.")
-        q[row, ids] = probs
-        if q[row, token] <= 0:
-            raise ProtocolError("A draft has a token that its distribution excludes.")
-    return q
+def _dense(sparse: SparseRow, vocab_size: int) -> Floats:
+    """The distribution ``[V]``."""
+    row, ids = np.zeros(vocab_size), np.array(sparse.ids, dtype=np.int64)
+    if len(sparse.probs) != 8 * len(ids) or not len(ids) or ids[0] < 0 or ids[-1] >= vocab_size:
+        raise ProtocolError("A distribution has tokens outside of the vocabulary, or too few probabilities.")
+    probs = np.frombuffer(sparse.probs, "<f8")
+    if not np.all(np.diff(ids) > 0) or not np.all(np.isfinite(probs)) or not np.all(probs > 0):
+        raise ProtocolError("A distribution has repeated tokens, or probabilities that are not above 0.")
+    if abs(float(probs.sum()) - 1) > MASS_ERROR:
+        raise ProtocolError("A distribution does not sum to 1.")
+    row[ids] = probs
+    return row

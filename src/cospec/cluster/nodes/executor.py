@@ -6,16 +6,20 @@ drafts, and requests go on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
-from cospec.cluster.nodes.node_state import NodeLink, PendingProposal
+from cospec.cluster.nodes.node_state import NodeLink
+from cospec.cluster.nodes.questions import PendingQuestion
+from cospec.cluster.nodes.wire import NodeHello
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture, Future
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.errors import DrafterLost, InvalidInput, words
 from cospec.registry import DRAFTERS
 from cospec.runtime.codec import ProtocolError
@@ -29,23 +33,29 @@ if TYPE_CHECKING:
 MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
 WAIT_SLICE = 0.5  # seconds of one wait at the socket
 
-Part = tuple[NodeLink, PendingProposal]
+Part = tuple[NodeLink, PendingQuestion]
+Ask = Callable[[NodeLink, list[int]], tuple[PendingQuestion, bytes]]
+"""Asks a node about the contexts with these numbers."""
 
 
 class NodeFuture:
-    """The drafts of one proposal, from one or several nodes."""
+    """The answer to one call, from one or several nodes.
 
-    def __init__(self, hub: NodeHub, parts: Sequence[Part]) -> None:
-        self._hub, self._parts = hub, parts
+    Args:
+        optional: a call that no node answers has an empty result.
+    """
+
+    def __init__(self, hub: NodeHub, parts: Sequence[Part], optional: bool = False) -> None:
+        self._hub, self._parts, self._optional = hub, parts, optional
 
     def done(self) -> bool:
-        """Whether ``result`` returns without waiting: all drafts came, or it is too late for the others."""
+        """Whether ``result`` returns without waiting: all answers came, or it is too late for the others."""
         if not self._over():
             self._hub.attend(0.0)
         return self._over()
 
-    def result(self, timeout: float | None = None) -> list[Draft]:
-        """The drafts that arrived by the deadlines of the nodes.
+    def result(self, timeout: float | None = None) -> Any:
+        """What arrived by the deadlines of the nodes, by request.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed before the deadlines.
@@ -61,19 +71,28 @@ class NodeFuture:
                     raise TimeoutError
                 left = min(left, end - clock())
             self._hub.attend(min(max(left, 0.0), WAIT_SLICE))
-        if all(question.lost for _, question in self._parts):
+        if all(question.lost for _, question in self._parts) and not self._optional:
             raise DrafterLost("No drafter node answers.")
-        return [draft for _, question in self._parts for draft in question.drafts or ()]
+        return self._gather()
+
+    def _gather(self) -> Any:
+        return {id: part for _, question in self._parts for id, part in (question.found or {}).items()}
 
     def _over(self) -> bool:
         return all([question.settled or link.overdue(question) for link, question in self._parts])
+
+
+class NodeDraftsFuture(NodeFuture):
+    """The drafts of one proposal; several of one request, where other nodes draft for other outcomes."""
+
+    def _gather(self) -> Any:
+        return [draft for _, question in self._parts for draft in (question.found or {}).values()]
 
 
 class NodeExecutor(DrafterExecutor):
     """Makes the calls of one drafter at nodes. Used by one thread, as an engine is.
 
     Attributes:
-        info: the declared attributes of the drafter; those of its class, because nodes join later.
         weights: empty; a drafter on a node is no pool.
     """
 
@@ -84,8 +103,8 @@ class NodeExecutor(DrafterExecutor):
     parallel = True
 
     def __init__(self, hub: NodeHub, slot: NodeSlot, info: DrafterInfo) -> None:
-        self.info, self.weights = info, dict[str, float]()
-        self._hub, self._slot, self._closed = hub, slot, False
+        self.weights = dict[str, float]()
+        self._info, self._hub, self._slot, self._closed = info, hub, slot, False
         self._homes: dict[str, NodeLink] = {}  # the node that has the tokens of a request
         self.busy = 0.0
 
@@ -103,6 +122,12 @@ class NodeExecutor(DrafterExecutor):
         return DrafterProxy(cls(hub, hub.add(recipe.name, recipe.method, info.samples), info))
 
     @property
+    def info(self) -> DrafterInfo:
+        """The declared attributes of the drafter's class. Whether the drafter scores depends on the present nodes."""
+        scores = any([link.usable and link.hello.scores for link in self._links()])
+        return msgspec.structs.replace(self._info, scores_known_tokens=scores)
+
+    @property
     def present(self) -> bool:
         """Whether a node can be asked now."""
         return not self._closed and any([link.usable for link in self._links()])
@@ -113,11 +138,25 @@ class NodeExecutor(DrafterExecutor):
         return float(min([link.unanswered for link in self._links() if link.usable], default=0))
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Send a call; ``commit`` and ``free`` count as done when they are sent."""
+        """Send a call; ``commit`` and ``free`` count as done when they are sent.
+
+        ``candidates`` asks for one token after each context, see ``NodeLink.ask_steps``. ``propose_if_idle`` asks idle
+        nodes only, and each node about one context of a request at most.
+        """
         self.busy = self._slot.busy
         match method:
             case "propose":
                 return self._propose(*args)
+            case "propose_outcomes":
+                contexts, budgets, others = args
+                parts = self._ask(contexts, _proposal(contexts, budgets), lambda hello: True)
+                return NodeDraftsFuture(self._hub, [*parts, *self._ask_idle(others, [link for link, _ in parts])])
+            case "propose_if_idle":
+                return NodeDraftsFuture(self._hub, self._ask_idle(*args), optional=True)
+            case "score_known_tokens":
+                return self._score_known_tokens(*args)
+            case "candidates":
+                return self._candidates(*args)
             case "commit":
                 self._commit(*args)
             case "free":
@@ -135,26 +174,70 @@ class NodeExecutor(DrafterExecutor):
         return list(self._slot.links.values())
 
     def _propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> NodeFuture:
+        return NodeDraftsFuture(self._hub, self._ask(contexts, _proposal(contexts, budgets), lambda hello: True))
+
+    def _ask_idle(
+        self, others: Sequence[tuple[DraftContext, DraftBudget]], asked: Sequence[NodeLink] = ()
+    ) -> list[Part]:
+        """Ask each idle node, besides those ``asked``, about one of the contexts of each request, in order.
+
+        The rest is left out.
+        """
+        links = list(self._slot.links.items()) if others and not self._closed else []
+        idle = {
+            identity: link
+            for identity, link in links
+            if link.usable and not link.unanswered and all(link is not each for each in asked)
+        }
+        shares: dict[bytes, dict[str, int]] = {identity: {} for identity in idle}
+        for row, (context, _) in enumerate(others):
+            free = next((share for share in shares.values() if context.id not in share), None)
+            if free is not None:
+                free[context.id] = row
+        contexts, budgets = [context for context, _ in others], [budget for _, budget in others]
+        chosen = {identity: list(share.values()) for identity, share in shares.items() if share}
+        return self._send(idle, chosen, _proposal(contexts, budgets))
+
+    def _score_known_tokens(self, contexts: Sequence[DraftContext]) -> NodeFuture:
+        def ask(link: NodeLink, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+            return link.ask_scores([contexts[row] for row in rows])
+
+        return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.scores), optional=True)
+
+    def _candidates(self, contexts: Sequence[DraftContext], distributions: bool) -> NodeFuture:
+        def ask(link: NodeLink, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+            return link.ask_steps([contexts[row] for row in rows], distributions)
+
+        return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.steps))
+
+    def _ask(self, contexts: Sequence[DraftContext], ask: Ask, able: Callable[[NodeHello], bool]) -> list[Part]:
+        """Send one question to each node that has some of the requests."""
         self._hub.attend(0.0)
         shares: dict[bytes, list[int]] = {}
-        usable = {identity: link for identity, link in list(self._slot.links.items()) if link.usable}
+        usable = {
+            identity: link
+            for identity, link in list(self._slot.links.items())
+            if link.usable and able(link.hello) and not self._closed
+        }
         loads = {identity: link.load for identity, link in usable.items()}
-        if usable and not self._closed:
-            for row, context in enumerate(contexts):
-                identity = self._choose(context.id, usable, loads)
-                loads[identity] += usable[identity].times.predict(1.0)
-                shares.setdefault(identity, []).append(row)
+        for row, context in enumerate(contexts if usable else ()):
+            identity = self._choose(context.id, usable, loads)
+            loads[identity] += usable[identity].times.predict(1.0)
+            shares.setdefault(identity, []).append(row)
+        return self._send(usable, shares, ask)
+
+    def _send(self, links: Mapping[bytes, NodeLink], shares: Mapping[bytes, list[int]], ask: Ask) -> list[Part]:
         parts: list[Part] = []
         for identity, rows in shares.items():
-            link = usable[identity]
+            link = links[identity]
             try:
-                question, frame = link.ask([contexts[row] for row in rows], [budgets[row] for row in rows])
+                question, frame = ask(link, rows)
             except ProtocolError:  # more tokens than a frame may hold
                 continue
             if not self._hub.send(identity, frame) and not question.lost:
                 link.unsent()
             parts.append((link, question))
-        return NodeFuture(self._hub, parts)
+        return parts
 
     def _choose(self, id: str, usable: Mapping[bytes, NodeLink], loads: Mapping[bytes, float]) -> bytes:
         """The node for a request: the node that has its tokens, or the node with the least predicted time."""
@@ -183,6 +266,11 @@ class NodeExecutor(DrafterExecutor):
                 self._hub.send(identity, frame)
 
 
+def _proposal(contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Ask:
+    """Asks for drafts."""
+    return lambda link, rows: link.ask([contexts[row] for row in rows], [budgets[row] for row in rows])
+
+
 def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
     """What a drafter on nodes declares before any node is there.
 
@@ -202,4 +290,5 @@ def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
     streams = cls.stream_kinds
     if cls.samples and not options.trusted:
         streams = frozenset({StreamKind.TARGET})
-    return DrafterInfo(recipe.name, cls.samples, cls.drafts_ahead, False, cls.learns, capabilities, streams, None, {})
+    declared = recipe.name, cls.samples, cls.drafts_ahead, False, cls.learns, capabilities, streams
+    return DrafterInfo(*declared, names=None, weights={}, steps=cls.steps, drafts_outcomes=True)

@@ -27,6 +27,8 @@ from cospec.cluster.nodes.wire import (
     NodeHello,
     NodeLeave,
     NodeMessage,
+    NodeScores,
+    NodeSteps,
     Refused,
     ToVerifier,
     Welcome,
@@ -222,7 +224,7 @@ class NodeHub:
             return
         message = link.decode(frame)
         match message:
-            case NodeDrafts():
+            case NodeDrafts() | NodeScores() | NodeSteps():
                 slot.busy += link.answer(message)
             case NodeBeat(waiting):
                 link.waiting = waiting

@@ -7,24 +7,35 @@ the protocol is quarantined: the verifier neither asks the node nor reads its me
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
 
-from cospec.cluster.nodes.checks import AskedDraft, check_draft
+from cospec.cluster.nodes.checks import AskedDraft, check_draft, check_score, check_step
 from cospec.cluster.nodes.deadline import ResponseTimes, work_of
+from cospec.cluster.nodes.questions import NodeCounts, PendingQuestion
 from cospec.cluster.nodes.request_copies import TokenSender
 from cospec.cluster.nodes.wire import (
+    Answer,
     AskDrafts,
+    AskScores,
+    AskSteps,
     DamagedFrame,
     FrameCodec,
     NodeCommits,
     NodeDrafts,
     NodeFree,
     NodeHello,
+    NodeScores,
+    NodeSteps,
+    Question,
+    TokensUpdate,
     ToVerifier,
 )
 from cospec.core.interfaces import Clock
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.drafters.known_token_scores import LOOKBACK
 from cospec.runtime.codec import ProtocolError
 
 MOST_DAMAGED = 8  # damaged frames before quarantine
@@ -32,53 +43,6 @@ MOST_OPEN = 32  # questions without an answer, after which a node is asked no mo
 MISSES = 3  # late answers in a row after which a node is asked no more, until the node says something
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class NodeCounts:
-    """What happened to the drafts of a node.
-
-    Attributes:
-        drafts: drafts that arrived in time.
-        late: questions whose answer came after the deadline, or not at all.
-        lost: questions that ended without an answer: the node left, was restarted or was quarantined.
-        ignored: answers to no open question: repeated or late.
-        damaged: frames with a wrong checksum.
-        resyncs: new epochs that the node asked for.
-        errors: answers with an error of the drafter.
-    """
-
-    drafts: int = 0
-    late: int = 0
-    lost: int = 0
-    ignored: int = 0
-    damaged: int = 0
-    resyncs: int = 0
-    errors: int = 0
-
-
-@dataclass(slots=True)
-class PendingProposal:
-    """Drafts that a node was asked for.
-
-    Attributes:
-        due: the time after which the verifier goes on without the drafts.
-        drafts: the answer; None: no answer yet.
-        lost: no answer will come, or the drafter raised.
-    """
-
-    sent: float
-    due: float
-    work: float
-    asked: dict[str, AskedDraft]
-    drafts: list[Draft] | None = None
-    lost: bool = False
-    late: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing more can come."""
-        return self.lost or self.drafts is not None
 
 
 @dataclass(slots=True)
@@ -106,7 +70,7 @@ class NodeLink:
     heard: float = 0.0
     busy: float = 0.0
     misses: int = 0
-    _open: dict[int, PendingProposal] = field(default_factory=dict)
+    _open: dict[int, PendingQuestion] = field(default_factory=dict)
     _number: int = 0
     _sender: TokenSender = field(default_factory=TokenSender)
     _codec: FrameCodec = field(default_factory=lambda: FrameCodec(ToVerifier))
@@ -132,28 +96,61 @@ class NodeLink:
         """Whether the node has a copy of the request's tokens."""
         return id in self._sender
 
-    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[PendingProposal, bytes]:
+    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[PendingQuestion, bytes]:
         """The frame that asks for drafts, and where the answer will be.
 
         Raises:
             ProtocolError: the tokens do not fit into a frame.
         """
+        pairs = zip(contexts, budgets, strict=True)
+        asked = {context.id: AskedDraft.of(context, budget, self.samples) for context, budget in pairs}
+        question, frame = self._ask(
+            contexts,
+            lambda number, updates: AskDrafts(number, updates, list(budgets)),
+            work_of(budgets, 0),
+            (NodeDrafts, lambda part: check_draft(part, asked[part.id], self.vocab_size, self.hello.drafter)),
+        )
+        if any(each.wants_q for each in asked.values()):  # time must not select among tokens that were drawn
+            question.due = question.sent + self.times.most
+        return question, frame
+
+    def ask_scores(self, contexts: Sequence[DraftContext]) -> tuple[PendingQuestion, bytes]:
+        """The same for the probability of the latest known tokens."""
+        work = work_of((), LOOKBACK * len(contexts))
+        question, frame = self._ask(contexts, AskScores, work, (NodeScores, check_score))
+        question.due = inf  # no step waits for scores
+        return question, frame
+
+    def ask_steps(self, contexts: Sequence[DraftContext], distributions: bool) -> tuple[PendingQuestion, bytes]:
+        """The same for one token after each request.
+
+        The deadline may decide also where ``distributions`` are asked for: the verifier draws after the deadline.
+        """
+        wants_q = {context.id: distributions and not context.sampling.greedy for context in contexts}
+        return self._ask(
+            contexts,
+            lambda number, updates: AskSteps(number, updates, distributions),
+            work_of([DraftBudget(1, 1)], 0),
+            (NodeSteps, lambda part: check_step(part, wants_q[part.id], self.vocab_size)),
+        )
+
+    def _ask(
+        self,
+        contexts: Sequence[DraftContext],
+        message: Callable[[int, list[TokensUpdate]], Question],
+        work: float,
+        answer: tuple[type[Answer], Callable[[Any], Any]],
+    ) -> tuple[PendingQuestion, bytes]:
         for number in self._expired():
             self.times.miss()
             self._give_up(number)
         updates = [self._sender.update(context) for context in contexts]
         self._number += 1
-        frame = self._codec.encode(AskDrafts(self._number, updates, list(budgets)))
-        asked = {
-            context.id: AskedDraft.of(context, budget, update.epoch, self.samples)
-            for context, budget, update in zip(contexts, budgets, updates, strict=True)
-        }
+        frame = self._codec.encode(message(self._number, updates))
         now = self.clock()
-        work = work_of(budgets, sum([len(update.tokens) for update in updates]))
-        wait = self.times.deadline(work) + self.load
-        if any(each.wants_q for each in asked.values()):  # time must not select among tokens that were drawn
-            wait = self.times.most
-        question = PendingProposal(now, now + min(wait, self.times.most), work, asked)
+        work += work_of((), sum([len(update.tokens) for update in updates])) - work_of((), 0)
+        wait = min(self.times.deadline(work) + self.load, self.times.most)
+        question = PendingQuestion(now, now + wait, work, {update.id: update for update in updates}, *answer)
         self._open[self._number] = question
         return question, frame
 
@@ -180,7 +177,7 @@ class NodeLink:
         self.counts.lost += 1
         self._sender.forget(list(question.asked))
 
-    def overdue(self, question: PendingProposal) -> bool:
+    def overdue(self, question: PendingQuestion) -> bool:
         """Whether the verifier goes on without the answer; counts each late question once."""
         if question.settled or self.clock() < question.due:
             return False
@@ -211,8 +208,8 @@ class NodeLink:
         self.heard, self.misses = self.clock(), 0
         return message
 
-    def answer(self, message: NodeDrafts) -> float:
-        """Take an answer; returns its seconds. The drafts of an answer that breaks the protocol are dropped."""
+    def answer(self, message: Answer) -> float:
+        """Take an answer; returns its seconds. An answer that breaks the protocol is dropped."""
         self.waiting = message.waiting
         if not 0 < message.number <= self._number or not 0 <= message.seconds < 1e6:
             self.exclude("The node answers a question that was never asked.")
@@ -226,7 +223,7 @@ class NodeLink:
         self.times.observe(question.work, self.clock() - question.sent)
         self.busy += message.seconds
         try:
-            drafts = self._read(message, question)
+            found = self._read(message, question)
         except ProtocolError as error:
             question.lost = True
             self.exclude(str(error))
@@ -236,8 +233,14 @@ class NodeLink:
             log.warning("the drafter of node %s failed: %.200r", self.hello.node, message.error)
             question.lost = True
         else:
-            self.counts.drafts += len(drafts)
-            question.drafts = drafts
+            match message:
+                case NodeDrafts():
+                    self.counts.drafts += len(found)
+                case NodeScores():
+                    self.counts.scores += len(found)
+                case NodeSteps():
+                    self.counts.steps += len(found)
+            question.found = found
         return message.seconds
 
     def exclude(self, reason: str) -> None:
@@ -263,16 +266,18 @@ class NodeLink:
         self._open.pop(number).lost = True
         self.counts.lost += 1
 
-    def _read(self, message: NodeDrafts, question: PendingProposal) -> list[Draft]:
-        """The valid drafts of an answer. Drafts of an older epoch are dropped."""
+    def _read(self, message: Answer, question: PendingQuestion) -> dict[str, Any]:
+        """The valid parts of an answer, by request."""
+        if type(message) is not question.kind:
+            raise ProtocolError("The node answers another question than asked.")
         resync = self._sender.forget([id for id in message.resync if id in question.asked])
         self.counts.resyncs += len(resync)
-        drafts: dict[str, Draft] = {}
-        for draft in message.drafts:
-            asked = question.asked.get(draft.id)
-            if asked is None or draft.id in drafts:
-                raise ProtocolError("An answer has a draft that was not asked for.")
-            if draft.epoch != asked.epoch or draft.base != asked.base:
-                raise ProtocolError("An answer has a draft that continues other tokens than asked.")
-            drafts[draft.id] = check_draft(draft, asked, self.vocab_size, self.hello.drafter)
-        return list(drafts.values())
+        found: dict[str, Any] = {}
+        for part in message.found:
+            asked = question.asked.get(part.id)
+            if asked is None or part.id in found:
+                raise ProtocolError("An answer has a part that was not asked for.")
+            if part.epoch != asked.epoch or part.base != asked.known:
+                raise ProtocolError("An answer is about other tokens than asked.")
+            found[part.id] = question.check(part)
+        return found

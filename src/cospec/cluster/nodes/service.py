@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from cospec.cluster.nodes.checks import sparse_rows
+import msgspec
+
+from cospec.cluster.nodes.checks import sparse_row
 from cospec.cluster.nodes.request_copies import TokenCopies
 from cospec.cluster.nodes.wire import (
+    Answer,
     AskDrafts,
+    AskScores,
+    AskSteps,
     DamagedFrame,
     FrameCodec,
     HelloAgain,
@@ -18,7 +23,13 @@ from cospec.cluster.nodes.wire import (
     NodeDrafts,
     NodeFree,
     NodeHello,
+    NodeItem,
     NodeMessage,
+    NodeScore,
+    NodeScores,
+    NodeStep,
+    NodeSteps,
+    Question,
     Refused,
     ToNode,
     Welcome,
@@ -26,8 +37,12 @@ from cospec.cluster.nodes.wire import (
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Draft, DraftContext
+from cospec.drafters.model import likeliest_of
+from cospec.drafters.pool.candidates import distributions, top_candidates
 from cospec.runtime.codec import ProtocolError
+
+MOST_PROBS = 256  # entries of a distribution for one token step; the verifier draws from these entries
 
 log = logging.getLogger(__name__)
 
@@ -78,23 +93,23 @@ class NodeService:
                 log.error("the verifier refuses drafter %s: %s", self.hello.drafter, reason)
             case HelloAgain():
                 self.welcome, self.hello_at = False, self.clock()
-            case AskDrafts() | NodeCommits() | NodeFree():
+            case AskDrafts() | AskScores() | AskSteps() | NodeCommits() | NodeFree():
                 return self._serve(message, waiting)
         return None
 
-    def _serve(self, message: AskDrafts | NodeCommits | NodeFree, waiting: int) -> bytes | None:
+    def _serve(self, message: Question | NodeCommits | NodeFree, waiting: int) -> bytes | None:
         if message.number <= self._number:
             return None
         self._number = message.number
         match message:
-            case AskDrafts(number, updates, budgets):
-                answer = (
-                    self._propose(message, waiting) if len(updates) == len(budgets) else NodeDrafts(number, [], [], 0)
-                )
-                try:
-                    return self.encode(answer)
-                except ProtocolError as error:  # larger than a frame
-                    return self.encode(NodeDrafts(number, [], [], answer.seconds, waiting, str(error)))
+            case AskDrafts() if len(message.updates) != len(message.budgets):
+                return self.encode(NodeDrafts(message.number, [], 0.0))
+            case AskDrafts():
+                return self._answer(message, waiting, NodeDrafts, lambda contexts: self._drafts(message, contexts))
+            case AskScores():
+                return self._answer(message, waiting, NodeScores, self._scores)
+            case AskSteps(distributions=wanted):
+                return self._answer(message, waiting, NodeSteps, lambda contexts: self._steps(contexts, wanted))
             case NodeCommits(_, commits):
                 known = [commit for commit in commits if commit.id in self._copies]
                 self._notify("commit", known, [commit.id for commit in known])
@@ -103,33 +118,67 @@ class NodeService:
                 self._notify("free", ids, ids)
         return None
 
-    def _propose(self, message: AskDrafts, waiting: int) -> NodeDrafts:
-        started, contexts, budgets = self.clock(), list[DraftContext](), list[DraftBudget]()
-        resync, epochs = list[str](), dict[str, int]()
-        for update, budget in zip(message.updates, message.budgets, strict=True):
+    def _answer(
+        self,
+        message: Question,
+        waiting: int,
+        kind: type[Answer],
+        work: Callable[[list[DraftContext]], Sequence[NodeItem]],
+    ) -> bytes:
+        """Read the tokens, let the drafter work, and encode an answer of ``kind``."""
+        started, contexts, resync = self.clock(), list[DraftContext](), list[str]()
+        epochs: dict[str, int] = {}
+        for update in message.updates:
             context, lost = self._copies.apply(update)
             if lost:
                 resync.append(update.id)
                 self._copies.forget([update.id])
-            elif context is not None and budget.depth > 0:
+            elif context is not None:
                 contexts.append(context)
-                budgets.append(budget)
                 epochs[context.id] = update.epoch
         replaced, self._copies.replaced = self._copies.replaced, []
-        drafts, error = list[Draft](), ""
+        found, error = list[NodeItem](), ""
         try:
             if replaced or resync:
                 self.drafter.free([*replaced, *resync])
             if contexts:
-                drafts = self.drafter.propose(contexts, budgets)
+                found = [msgspec.structs.replace(part, epoch=epochs[part.id]) for part in work(contexts)]
         except Exception as raised:  # the drafter's state is undefined now
             log.exception("drafting failed for %d requests", len(contexts))
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:500]
             self._forget_all()
             resync = [update.id for update in message.updates]
-        asked = {context.id: context for context in contexts}
-        found = [encode_draft(draft, epochs[draft.id], asked[draft.id]) for draft in drafts if draft.tokens]
-        return NodeDrafts(message.number, found, resync, self.clock() - started, waiting, error)
+        seconds = self.clock() - started
+        try:
+            return self.encode(kind(message.number, resync, seconds, waiting, error, found))  # type: ignore[arg-type]
+        except ProtocolError as too_large:
+            return self.encode(kind(message.number, [], seconds, waiting, str(too_large)))
+
+    def _drafts(self, message: AskDrafts, contexts: Sequence[DraftContext]) -> list[NodeDraft]:
+        budgets = {update.id: budget for update, budget in zip(message.updates, message.budgets, strict=True)}
+        asked = {context.id: context for context in contexts if budgets[context.id].depth > 0}
+        drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked]) if asked else []
+        return [encode_draft(draft, asked[draft.id]) for draft in drafts if draft.tokens]
+
+    def _scores(self, contexts: Sequence[DraftContext]) -> list[NodeScore]:
+        known = {context.id: len(context.tokens) for context in contexts}
+        scores = self.drafter.score_known_tokens(contexts)
+        return [NodeScore(id, 0, known[id], *found) for id, found in scores.items()]
+
+    def _steps(self, contexts: Sequence[DraftContext], wanted: bool) -> list[NodeStep]:
+        """One candidate per context, as a pool reads a local drafter; assumed tokens are the path of the draft."""
+        opening, by_id = self.drafter.next_logits(contexts), {context.id: context for context in contexts}
+        taking = [by_id[id] for id in opening.ids]
+        paths = [context.tokens[context.committed_len :] for context in taking]
+        starts = [replace(each, tokens=each.tokens[: each.committed_len], assumed=0) for each in taking]
+        found = list[NodeStep]()
+        read = distributions if wanted else top_candidates
+        for context, candidate in zip(taking, read(opening.logits, starts, paths), strict=True):
+            if candidate is not None:
+                q = None if candidate.q is None else sparse_row(likeliest_of(candidate.q[None], MOST_PROBS)[0])
+                rest = candidate.token, candidate.confidence, candidate.second, q
+                found.append(NodeStep(context.id, 0, len(context.tokens), *rest))
+        return found
 
     def _notify(self, method: str, argument: Sequence[object], ids: Sequence[str]) -> None:
         """Call ``commit`` or ``free``; a drafter that raises forgets the requests."""
@@ -148,9 +197,9 @@ class NodeService:
             self.drafter.free(ids)
 
 
-def encode_draft(draft: Draft, epoch: int, context: DraftContext) -> NodeDraft:
-    """A draft as it travels; q only where the acceptance method reads q."""
+def encode_draft(draft: Draft, context: DraftContext) -> NodeDraft:
+    """A draft as it travels, without its epoch; q only where the acceptance method reads q."""
     confidence = None if draft.confidence is None else tuple(min(max(float(c), 0.0), 1.0) for c in draft.confidence)
     reads_q = context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
-    q = sparse_rows(draft.q) if reads_q and draft.q is not None else None
-    return NodeDraft(draft.id, epoch, draft.base_len, draft.tokens, draft.parents, confidence, q)
+    q = tuple(sparse_row(row) for row in draft.q) if reads_q and draft.q is not None else None
+    return NodeDraft(draft.id, 0, draft.base_len, draft.tokens, draft.parents, confidence, q)

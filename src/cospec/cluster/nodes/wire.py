@@ -1,7 +1,8 @@
 """The messages between the verifier and a drafter node, and their frames.
 
-The verifier owns every request. A node keeps copies of tokens and answers with drafts. A frame is a header (magic,
-version of the protocol, checksum) and one MessagePack message. The decoder builds data only: no message names code.
+The verifier owns every request. A node keeps copies of tokens, and answers with drafts, scores and single tokens. A
+frame is a header (magic, version of the protocol, checksum) and one MessagePack message. The decoder builds data only:
+no message names code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cospec.errors import CospecError
 from cospec.runtime.codec import Codec, ProtocolError
 from cospec.runtime.messages import ContextStart
 
-VERSION = 1  # of all messages of this file; a change to any field changes the number
+VERSION = 2  # of all messages of this file; a change to any field changes the number
 MAGIC = b"cn"
 HEADER = struct.Struct("<2sBI")  # magic, version, checksum of the payload
 MAX_BYTES = 4 << 20  # of one frame
@@ -43,6 +44,8 @@ class NodeHello(NodeMessage, frozen=True):
         method: a name in the table of drafters.
         vocab_size: of the target for which the node drafts.
         cost_per_hour: what the node costs, in any currency.
+        scores: the node answers ``AskScores``.
+        steps: the node answers ``AskSteps``.
     """
 
     node: str
@@ -50,6 +53,8 @@ class NodeHello(NodeMessage, frozen=True):
     method: str
     vocab_size: int
     cost_per_hour: float = 0.0
+    scores: bool = False
+    steps: bool = False
 
 
 class Welcome(NodeMessage, frozen=True):
@@ -92,15 +97,39 @@ class TokensUpdate(msgspec.Struct, frozen=True, array_like=True):
     @property
     def committed_len(self) -> int:
         """Number of tokens before the assumed tokens."""
-        return self.base + len(self.tokens) - self.assumed
+        return self.known - self.assumed
+
+    @property
+    def known(self) -> int:
+        """Number of all tokens."""
+        return self.base + len(self.tokens)
 
 
-class AskDrafts(NodeMessage, frozen=True):
-    """Asks for drafts; ``NodeDrafts`` with the same number answers. Numbers of a connection only grow."""
+class NodeQuestion(NodeMessage, frozen=True):
+    """Base of questions; an answer has the same number. Numbers of a connection only grow."""
 
     number: int
     updates: list[TokensUpdate]
+
+
+class AskDrafts(NodeQuestion, frozen=True):
+    """Asks for drafts; ``NodeDrafts`` answers."""
+
     budgets: list[DraftBudget]
+
+
+class AskScores(NodeQuestion, frozen=True):
+    """Asks how probable the latest known tokens are; ``NodeScores`` answers."""
+
+
+class AskSteps(NodeQuestion, frozen=True):
+    """Asks for one token after each of the requests; ``NodeSteps`` answers.
+
+    Attributes:
+        distributions: whether the answer has the distribution that the drafter draws from.
+    """
+
+    distributions: bool
 
 
 class NodeCommits(NodeMessage, frozen=True):
@@ -124,25 +153,55 @@ class SparseRow(msgspec.Struct, frozen=True, array_like=True):
     probs: bytes
 
 
-class NodeDraft(msgspec.Struct, frozen=True, array_like=True):
-    """A draft for one request.
+class NodeItem(msgspec.Struct, frozen=True, array_like=True):
+    """Base of the parts of an answer, one per request.
 
     Attributes:
-        base: known tokens that the draft continues, the assumed tokens included.
-        q: a row per token, the distribution that the token was drawn from; None: chosen, or not asked for.
+        base: known tokens that the part is about, the assumed tokens included.
     """
 
     id: str
     epoch: int
     base: int
+
+
+class NodeDraft(NodeItem, frozen=True, array_like=True):
+    """A draft for one request.
+
+    Attributes:
+        q: a row per token, the distribution that the token was drawn from; None: chosen, or not asked for.
+    """
+
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     confidence: tuple[float, ...] | None
     q: tuple[SparseRow, ...] | None
 
 
-class NodeDrafts(NodeMessage, frozen=True):
-    """Answers ``AskDrafts`` of that number.
+class NodeScore(NodeItem, frozen=True, array_like=True):
+    """The probability of the latest known tokens of one request, see ``TokenScores``."""
+
+    chance: float
+    tokens: int
+
+
+class NodeStep(NodeItem, frozen=True, array_like=True):
+    """One token for one request, see ``Candidate``.
+
+    Attributes:
+        token: -1 without a draw.
+        second: the second choice and its probability.
+        q: the distribution of the token; None where no distribution was asked for, and for greedy requests.
+    """
+
+    token: int
+    confidence: float
+    second: tuple[int, float] | None
+    q: SparseRow | None
+
+
+class NodeAnswer(NodeMessage, frozen=True):
+    """Base of answers.
 
     Attributes:
         resync: requests that the node cannot follow; the verifier begins a new epoch for these.
@@ -152,11 +211,28 @@ class NodeDrafts(NodeMessage, frozen=True):
     """
 
     number: int
-    drafts: list[NodeDraft]
     resync: list[str]
     seconds: float
     waiting: int = 0
     error: str = ""
+
+
+class NodeDrafts(NodeAnswer, frozen=True):
+    """Answers ``AskDrafts``."""
+
+    found: list[NodeDraft] = []
+
+
+class NodeScores(NodeAnswer, frozen=True):
+    """Answers ``AskScores``."""
+
+    found: list[NodeScore] = []
+
+
+class NodeSteps(NodeAnswer, frozen=True):
+    """Answers ``AskSteps``."""
+
+    found: list[NodeStep] = []
 
 
 class NodeBeat(NodeMessage, frozen=True):
@@ -169,8 +245,10 @@ class NodeLeave(NodeMessage, frozen=True):
     """The node leaves; the verifier asks no more."""
 
 
-ToNode = Welcome | Refused | HelloAgain | AskDrafts | NodeCommits | NodeFree
-ToVerifier = NodeHello | NodeDrafts | NodeBeat | NodeLeave
+Question = AskDrafts | AskScores | AskSteps
+Answer = NodeDrafts | NodeScores | NodeSteps
+ToNode = Welcome | Refused | HelloAgain | Question | NodeCommits | NodeFree
+ToVerifier = NodeHello | Answer | NodeBeat | NodeLeave
 
 
 class FrameCodec:

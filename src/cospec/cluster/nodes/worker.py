@@ -103,8 +103,10 @@ class DrafterNode:
     def _connect(self, options: NodeOptions, offer: OfferedDrafter) -> None:
         zmq = zeromq()
         socket = self._context.socket(zmq.DEALER)
-        hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, options.cost_per_hour)
-        service = NodeService(offer.drafter, hello, time.monotonic)
+        drafter, cost = offer.drafter, options.cost_per_hour
+        abilities = drafter.scores_known_tokens, drafter.steps
+        hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, cost, *abilities)
+        service = NodeService(drafter, hello, time.monotonic)
         self._services[socket], self._spoken[socket] = service, 0.0
         socket.linger, socket.maxmsgsize, socket.immediate = 0, MAX_BYTES, True
         socket.sndhwm, socket.rcvhwm = 64, 256

@@ -126,6 +126,9 @@ def run_lockstep(
             for row, candidate in zip(rows, session.timed(read, logits, *given), strict=True):
                 if candidate is not None:
                     paths[row].add_candidate(member, candidate)
+        for member, answers in session.candidates.items():
+            for row, candidate in answers.items():
+                paths[row].add_candidate(member, candidate)
         for path in paths:
             if path.active:
                 if path.follows:

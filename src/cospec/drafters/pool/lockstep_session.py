@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cospec.core.interfaces import Clock
 from cospec.core.rng import Floats
+from cospec.core.submitted_step import Future
 from cospec.core.types import DraftContext
 from cospec.drafters.interfaces import StartLogits, StepwiseDrafter
 
@@ -32,6 +33,12 @@ class LockstepMember(Protocol):
     def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``verb(*arguments)``, or ``failed`` if the drafter failed."""
 
+    def start_step(self, contexts: Sequence[DraftContext], distributions: bool) -> Future[Any] | None:
+        """Request one candidate after each context from a drafter elsewhere."""
+
+    def collect(self, future: Future[Any], started: float, failed: Any) -> Any:
+        """Return the answer to a request of time ``started``, or ``failed``."""
+
 
 class MemberLogits(NamedTuple):
     """The current logits of one drafter.
@@ -47,15 +54,29 @@ class MemberLogits(NamedTuple):
     logits: Tensor
 
 
+class _Asked(NamedTuple):
+    """A question to a drafter elsewhere, about the sequences ``rows`` by id."""
+
+    future: Future[Any]
+    rows: Mapping[str, int]
+    started: float
+
+
 @dataclass(slots=True)
 class LockstepSession:
     """One step of lockstep drafting.
+
+    Drafters elsewhere get one question per position, which has the path as assumed tokens. They work at the same time,
+    also as local drafters do. A drafter whose answer is late drops out of the draft.
 
     Attributes:
         steppers: stepwise interfaces by drafter.
         members: the drafters of the pool, by number.
         calibrations: see ``PoolStats.calibrations``.
         native: whether the native library may run all positions as one call.
+        elsewhere: drafters in lockstep whose executors answer token by token.
+        distributions: candidates of drafters elsewhere have the distributions of their tokens.
+        candidates: current candidates of drafters elsewhere, by drafter and row; of the type that the combiner reads.
         reading: seconds spent on reading logits, a task that a drafter alone would do as well.
         logits: current logits by drafter.
         opened: number of sequences at the start.
@@ -67,16 +88,23 @@ class LockstepSession:
     clock: Clock
     calibrations: Floats
     native: bool = True
+    elsewhere: frozenset[int] = frozenset()
+    distributions: bool = False
+    candidates: dict[int, dict[int, Any]] = field(default_factory=dict)
     reading: float = 0.0
     logits: dict[int, MemberLogits] = field(default_factory=dict)
     opened: int = 0
+    _contexts: list[DraftContext] = field(default_factory=list)  # with the paths, for drafters elsewhere
 
     def open(
         self, contexts: Sequence[DraftContext], depths: Sequence[int], taking: Mapping[int, Sequence[int]]
     ) -> None:
         """Start the drafters on the sequences of ``taking``, for ``depths[row]`` tokens each."""
-        self.opened = len(contexts)
+        self.opened, self._contexts = len(contexts), list(contexts)
+        away = self._ask({member: rows for member, rows in taking.items() if member in self.elsewhere})
         for member, rows in taking.items():
+            if member in self.elsewhere:
+                continue
             opening: StartLogits = self.members[member].call(
                 StartLogits((), _NO_ROWS),
                 self.steppers[member].open,
@@ -86,9 +114,18 @@ class LockstepSession:
             if opening.ids:
                 number = {contexts[row].id: row for row in rows}
                 self.logits[member] = MemberLogits([number[id] for id in opening.ids], opening.ids, opening.logits)
+        self._take(away)
 
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Feed the next token of each sequence; sequences without a token are finished."""
+        away = dict[int, _Asked]()
+        if self.candidates:
+            for row, token in tokens.items():
+                context = self._contexts[row]
+                path = [*context.tokens, token]
+                self._contexts[row] = replace(context, tokens=path, assumed=context.assumed + 1)
+            left = {member: [row for row in found if row in tokens] for member, found in self.candidates.items()}
+            away = self._ask({member: rows for member, rows in left.items() if rows})
         for member, (rows, ids, _) in list(self.logits.items()):
             if len(tokens) < self.opened:  # otherwise all sequences continue
                 pairs = [(row, id) for row, id in zip(rows, ids, strict=True) if row in tokens]
@@ -99,6 +136,25 @@ class LockstepSession:
                 self.logits[member] = MemberLogits(rows, ids, logits)
             else:
                 del self.logits[member]
+        self._take(away)
+
+    def _ask(self, taking: Mapping[int, Sequence[int]]) -> dict[int, _Asked]:
+        """Ask drafters elsewhere, all before the first answer is waited for."""
+        asked, started = dict[int, _Asked](), self.clock()
+        for member, rows in taking.items():
+            contexts = [self._contexts[row] for row in rows]
+            future = self.members[member].start_step(contexts, self.distributions)
+            if future is not None:
+                asked[member] = _Asked(future, {self._contexts[row].id: row for row in rows}, started)
+        return asked
+
+    def _take(self, asked: Mapping[int, _Asked]) -> None:
+        """Wait for the answers of drafters elsewhere, up to their deadlines."""
+        self.candidates = {}
+        for member, (future, rows, started) in asked.items():
+            found = self.members[member].collect(future, started, {})
+            if found:
+                self.candidates[member] = {rows[id]: candidate for id, candidate in found.items()}
 
     def timed(self, read: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Return ``read(*arguments)`` and add its time to ``reading``."""

@@ -34,6 +34,7 @@ class Member:
         costless: a proposal costs next to nothing, so the drafter always takes part.
         stepper: the stepwise interface, if the pool runs the drafter in lockstep; whole drafts are then never
             requested.
+        steps_elsewhere: the same, where the drafter's executor answers token by token.
         deadline: seconds that a step may wait for the drafter; None waits without limit.
         later: its answers are asynchronous.
         rest: steps of its exclusion, the current step included.
@@ -48,6 +49,7 @@ class Member:
     clock: Clock
     costless: bool = False
     stepper: StepwiseDrafter | None = None
+    steps_elsewhere: bool = False
     deadline: float | None = None
     later: bool = False
     rest: int = 0
@@ -60,11 +62,25 @@ class Member:
     scoring: list[Future[Any]] = field(default_factory=list)  # scores that an asynchronous drafter was asked for
 
     @classmethod
-    def of(cls, name: str, drafter: Drafter, clock: Clock, lockstep: bool, deadline: float | None = None) -> Member:
-        """Create a member; ``lockstep``: the combiner runs stepwise drafters in lockstep."""
+    def of(
+        cls,
+        name: str,
+        drafter: Drafter,
+        clock: Clock,
+        lockstep: bool,
+        deadline: float | None = None,
+        token_steps: bool = False,
+    ) -> Member:
+        """Create a member.
+
+        Args:
+            lockstep: the combiner runs stepwise drafters in lockstep.
+            token_steps: also drafters on nodes, with one question per token.
+        """
         stepper = drafter.stepper() if lockstep else None
         later = stepper is None and drafter.executor is not None
-        return cls(name, drafter, clock, drafter.capabilities.costless, stepper, deadline, later)
+        elsewhere = later and lockstep and token_steps and drafter.steps
+        return cls(name, drafter, clock, drafter.capabilities.costless, stepper, elsewhere, deadline, later)
 
     def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``verb(*arguments)``; ``failed`` if it raises, or if the drafter is excluded."""
@@ -131,6 +147,13 @@ class Member:
         self.scoring = [future for future in self.scoring if future not in done]
         return [self._guarded({}, future.result, 0) for future in done]
 
+    def start_outcomes(self, others: Sequence[tuple[DraftContext, DraftBudget]]) -> Future[Any] | None:
+        """Request drafts for outcomes of verifications, as far as the drafter has idle machines."""
+        executor = self.drafter.executor
+        assert executor is not None, "a local drafter drafts for the likeliest outcome"
+        future: Future[Any] | None = self.call(None, executor.submit, "propose_if_idle", others)
+        return future
+
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor
@@ -139,16 +162,23 @@ class Member:
         )
         return future
 
-    def collect(self, future: Future[Any], started: float) -> list[Draft]:
-        """Return the result of a request of time ``started``, if the result comes before the deadline."""
+    def start_step(self, contexts: Sequence[DraftContext], distributions: bool) -> Future[Any] | None:
+        """Request one candidate after each context from a drafter elsewhere; None on failure."""
+        executor = self.drafter.executor
+        assert executor is not None, "a local drafter is stepped by its stepper"
+        future: Future[Any] | None = self.call(None, executor.submit, "candidates", contexts, distributions)
+        return future
+
+    def collect(self, future: Future[Any], started: float, failed: Any) -> Any:
+        """Return the result of a request of time ``started``; ``failed`` if none comes before the deadline."""
         began = self.clock()
         left = None if self.deadline is None else max(0.0, self.deadline - (began - started))
         if left == 0.0 and not future.done():
             self._exclude("late", f"more than {self.deadline} s")
-            return []
-        drafts: list[Draft] = self._guarded([], future.result, left)
+            return failed
+        result = self._guarded(failed, future.result, left)
         self.seconds += self.clock() - began
-        return drafts
+        return result
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit also while excluded: the drafter must know which tokens it misses."""

@@ -30,6 +30,8 @@ class PoolOptions(Options):
         deadline: seconds that a step waits for a drafter; None waits without limit.
         at_most: most drafters per request and step, without the free drafters; the policy may take fewer. None leaves
             the number to policy and routing.
+        token_steps: drafters on nodes draft token by token with the others, a round trip per token; None: only for
+            ``mix``, which cannot use whole drafts of drawn tokens.
     """
 
     combiner: str = "fuse"
@@ -40,6 +42,7 @@ class PoolOptions(Options):
     )
     deadline: float | None = Field(default=None, gt=0, strict=False)
     at_most: int | None = Field(default=None, ge=1)
+    token_steps: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +91,16 @@ def called(number: int, name: object) -> str:
     return f"{WHERE}[{number}] {name!r}"
 
 
-def check_distributions(drafters: list[Named], combiner: str) -> None:
+def check_distributions(drafters: Sequence[Named], combiner: str, token_steps: bool = True) -> None:
     """Check that every drafter suits a mixture.
 
     Raises:
         InvalidInput: a drafter draws whole drafts, which have no known distribution.
     """
     for number, each in enumerate(drafters):
-        if each.drafter.samples and each.drafter.stepper() is None:
-            allowed = f"one that drafts token by token inline or draws nothing, for combiner {combiner!r}"
+        steps = each.drafter.executor is not None and each.drafter.steps and token_steps
+        if each.drafter.samples and not steps and each.drafter.stepper() is None:
+            allowed = f"one that drafts token by token inline or on nodes, or draws nothing, for combiner {combiner!r}"
             raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws whole drafts"), allowed)
 
 

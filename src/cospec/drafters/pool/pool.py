@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
+from cospec.drafters.pool.outcomes import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
@@ -99,10 +100,13 @@ class PoolDrafter(Drafter):
             chains=not combiner.branches,
             num_drafters=max(1, min(priced, setting.at_most or priced)),
         )
+        self.drafts_outcomes = any([each.later and each.drafter.drafts_outcomes for each in self.members])
         self.pool_stats = PoolStats(len(self.members))
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
-        own = [number for number, each in enumerate(self.members) if each.stepper is None]
+        self._elsewhere = frozenset(number for number, each in enumerate(self.members) if each.steps_elsewhere)
+        lockstep = self._elsewhere | self._steppers.keys()
+        own = [number for number in range(len(self.members)) if number not in lockstep]
         self._askable = sorted(own, key=lambda number: not self.members[number].later)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
@@ -110,10 +114,8 @@ class PoolDrafter(Drafter):
             combiner,
             routing,
             sum([1 << number for number, each in enumerate(self.members) if each.costless]),
-            frozenset(
-                number for number, each in enumerate(self.members) if not (each.costless or each.scores_known_tokens)
-            ),
-            frozenset(self._steppers),
+            self._unscored(),
+            lockstep,
             combiner.gathers and routing.weighs,
             setting.similarity if routing.compares else None,
         )
@@ -128,13 +130,15 @@ class PoolDrafter(Drafter):
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
             try:
-                check_distributions(drafters, options.combiner)
+                check_distributions(drafters, options.combiner, options.token_steps is not False)
             except InvalidInput:
                 for each in drafters:
                     each.drafter.close()
                 raise
         clock = time.monotonic
-        members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
+        needs_q = StreamKind.DRAFT in combiner.stream_kinds
+        steps = combiner.steps, options.deadline, needs_q if options.token_steps is None else options.token_steps
+        members = [Member.of(each.name, each.drafter, clock, *steps) for each in drafters]
         embeddings = OutputEmbeddings.find(build_context.target_path) if routing.compares else None
         context = PoolContext(
             build_context.target.vocab_size,
@@ -147,6 +151,15 @@ class PoolDrafter(Drafter):
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""
+        return self.propose_outcomes(contexts, budgets, ())
+
+    def propose_outcomes(
+        self,
+        contexts: Sequence[DraftContext],
+        budgets: Sequence[DraftBudget],
+        others: Sequence[Outcome],
+    ) -> list[Draft]:
+        """Return the same, and whole drafts for ``others`` of drafters on nodes that have no part in this step."""
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
@@ -158,7 +171,12 @@ class PoolDrafter(Drafter):
         reading = 0.0
         if draft_tasks:
             loads = [member.load for member in self.members]
-            given = self._ask(draft_tasks, self.coordinator.choose(draft_tasks, loads))
+            unscored = self._unscored()
+            if unscored != self.coordinator.pool_config.unscored:  # nodes joined or left
+                self.coordinator.pool_config = replace(self.coordinator.pool_config, unscored=unscored)
+            depths = self.coordinator.choose(draft_tasks, loads)
+            ahead = self._start_outcomes(others, depths)
+            given = self._ask(draft_tasks, depths)
             session = LockstepSession(
                 self._steppers,
                 self.members,
@@ -166,9 +184,13 @@ class PoolDrafter(Drafter):
                 self.setting.clock,
                 self.pool_stats.calibrations,
                 self.setting.native,
+                self._elsewhere,
+                StreamKind.DRAFT in self.stream_kinds,
             )
             drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading
+            for each in ahead:
+                drafts += each.collect()
         self._forget_lost()
         inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
@@ -261,6 +283,11 @@ class PoolDrafter(Drafter):
             draft_tasks.append(DraftTask(context, budget, record, able, bound))
         return draft_tasks, due
 
+    def _unscored(self) -> frozenset[int]:
+        """Return the drafters that cannot score known tokens now."""
+        members = enumerate(self.members)
+        return frozenset([number for number, each in members if not (each.costless or each.scores_known_tokens)])
+
     def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
@@ -310,8 +337,24 @@ class PoolDrafter(Drafter):
                 found[number] = member.propose(taking, budgets)
         for number, future in futures.items():
             if future is not None:
-                found[number] = self.members[number].collect(future, started)
+                found[number] = self.members[number].collect(future, started, [])
         return self._usable(draft_tasks, found)
+
+    def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[OutcomeDrafts]:
+        """Ask drafters on nodes without a part in this step."""
+        idle = []
+        for number in self._askable if others else ():
+            member = self.members[number]
+            if member.drafter.drafts_outcomes and member.present and not any(depths[number]):
+                idle.append(number)
+        named = {context.id: context.drafters or self.names for context, _ in others}
+
+        def rank(id: str) -> list[float]:
+            record = self.records.get(id) or PoolRequestState(DrafterWeights(len(self.members)), True)
+            weights = record.weights.weights(self.pool_stats.prior)
+            return [weights[number] * (self.names[number] in named[id]) for number in idle]
+
+        return start_outcomes(others, [self.members[number] for number in idle], rank, self.setting.clock)
 
     def _usable(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
         """Return all drafts that are current and of a shape that the combiner accepts."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cospec.cluster.nodes.checks import AskedDraft, check_draft, sparse_rows
+from cospec.cluster.nodes.checks import AskedDraft, check_draft, check_score, check_step, sparse_row
 from cospec.cluster.nodes.wire import (
     HEADER,
     MAGIC,
@@ -20,9 +20,13 @@ from cospec.cluster.nodes.wire import (
     VERSION,
     DamagedFrame,
     FrameCodec,
+    NodeAnswer,
     NodeBeat,
     NodeDraft,
     NodeDrafts,
+    NodeScore,
+    NodeScores,
+    NodeStep,
     SparseRow,
     ToVerifier,
 )
@@ -31,7 +35,7 @@ from cospec.runtime.codec import ProtocolError
 from harness.node_network import Network, context
 
 GOOD = NodeDraft("a", 1, 2, (4, 5), (-1, 0), None, None)
-ASKED = AskedDraft(1, 2, DraftBudget(2, 2), False)
+ASKED = AskedDraft(DraftBudget(2, 2), False)
 Q = (SparseRow([1, 4], np.array([0.5, 0.5]).tobytes()), SparseRow([5], np.array([1.0]).tobytes()))
 
 
@@ -45,7 +49,7 @@ def test_a_good_draft_passes() -> None:
     with_q = check_draft(changed(q=Q), replace(ASKED, wants_q=True), 6, "name")
     assert with_q.q is not None and with_q.q.tolist() == [[0, 0.5, 0, 0, 0.5, 0], [0, 0, 0, 0, 0, 1]]
     assert check_draft(changed(q=Q), ASKED, 6, "name").q is None, "unasked distributions are not read"
-    assert sparse_rows(with_q.q) == Q
+    assert tuple(map(sparse_row, with_q.q)) == Q
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,47 @@ def test_a_draft_of_another_shape_is_named(values: dict[str, Any], asked: dict[s
         check_draft(changed(**values), replace(ASKED, **asked), 6, "name")
 
 
+@pytest.mark.parametrize(
+    ("chance", "tokens", "reason"),
+    [
+        (float("nan"), 2, "sum of probabilities"),
+        (float("inf"), 2, "sum of probabilities"),
+        (-0.1, 2, "sum of probabilities"),
+        (2.1, 2, "sum of probabilities"),
+        (1.0, 5, "about 5 tokens of 5"),
+        (1.0, -1, "about -1 tokens"),
+        (1.0, 10**9, "allowed are 32"),
+    ],
+)
+def test_scores_that_no_drafter_makes_are_named(chance: float, tokens: int, reason: str) -> None:
+    assert check_score(NodeScore("a", 1, 5, 1.5, 4)) == (1.5, 4)
+    with pytest.raises(ProtocolError, match=reason):
+        check_score(NodeScore("a", 1, 5 if tokens < 10 else 10**10, chance, tokens))
+
+
+@pytest.mark.parametrize(
+    ("values", "wants_q", "reason"),
+    [
+        ({"token": 6}, False, "outside of the vocabulary"),
+        ({"token": -1}, False, "outside of the vocabulary"),
+        ({"token": -2, "q": Q[0]}, True, "outside of the vocabulary"),
+        ({"second": (6, 0.1)}, False, "outside of the vocabulary"),
+        ({"second": (2, 1.1)}, False, "no probability"),
+        ({"confidence": float("nan")}, False, "no probability"),
+        ({}, True, "no distribution"),
+        ({"q": Q[0]}, False, "another distribution"),
+        ({"q": SparseRow([1, 4], np.array([0.5, 0.6]).tobytes())}, True, "sum to 1"),
+    ],
+)
+def test_candidates_of_another_shape_are_named(values: dict[str, Any], wants_q: bool, reason: str) -> None:
+    step = NodeStep("a", 1, 2, 4, 0.5, (2, 0.25), None)
+    assert check_step(step, False, 6) == (4, 0.5, None, (2, 0.25))
+    undrawn = check_step(msgspec.structs.replace(step, token=-1, second=None, q=Q[0]), True, 6)
+    assert undrawn.token == -1 and undrawn.q is not None and undrawn.q.tolist() == [0, 0.5, 0, 0, 0.5, 0]
+    with pytest.raises(ProtocolError, match=reason):
+        check_step(msgspec.structs.replace(step, **values), wants_q, 6)
+
+
 def resealed(payload: bytes, magic: bytes = MAGIC, version: int = VERSION) -> bytes:
     return HEADER.pack(magic, version, zlib.crc32(payload)) + payload
 
@@ -110,25 +155,26 @@ def test_a_damaged_frame_is_dropped() -> None:
     assert struct.calcsize("<2sBI") == HEADER.size
 
 
-FORGED: dict[str, Callable[[NodeDrafts], NodeDrafts]] = {
-    "another request": lambda m: msgspec.structs.replace(m, drafts=[msgspec.structs.replace(m.drafts[0], id="z")]),
-    "twice": lambda m: msgspec.structs.replace(m, drafts=m.drafts * 2),
-    "another epoch": lambda m: msgspec.structs.replace(m, drafts=[msgspec.structs.replace(m.drafts[0], epoch=9)]),
-    "other tokens": lambda m: msgspec.structs.replace(m, drafts=[msgspec.structs.replace(m.drafts[0], base=1)]),
+FORGED: dict[str, Callable[[NodeDrafts], NodeAnswer]] = {
+    "another request": lambda m: msgspec.structs.replace(m, found=[msgspec.structs.replace(m.found[0], id="z")]),
+    "twice": lambda m: msgspec.structs.replace(m, found=m.found * 2),
+    "another epoch": lambda m: msgspec.structs.replace(m, found=[msgspec.structs.replace(m.found[0], epoch=9)]),
+    "other tokens": lambda m: msgspec.structs.replace(m, found=[msgspec.structs.replace(m.found[0], base=1)]),
     "never asked": lambda m: msgspec.structs.replace(m, number=99),
     "no time": lambda m: msgspec.structs.replace(m, seconds=float("nan")),
+    "another question": lambda m: NodeScores(m.number, [], 0.0),
 }
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
-def test_a_forged_answer_quarantines_the_node(forge: Callable[[NodeDrafts], NodeDrafts]) -> None:
+def test_a_forged_answer_quarantines_the_node(forge: Callable[[NodeDrafts], NodeAnswer]) -> None:
     network = Network()
     question = network.ask([context("a", [1, 2])])
     network.reach_node()
     codec = FrameCodec(ToVerifier)
     network.to_verifier = [codec.encode(forge(codec.decode(network.to_verifier[0])))]
     network.settle()
-    assert question.lost and question.drafts is None
+    assert question.lost and question.found is None
     assert network.link.quarantine and not network.link.usable
 
 

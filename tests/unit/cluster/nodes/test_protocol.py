@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cospec.cluster.nodes import node_state, request_copies
-from cospec.cluster.nodes.node_state import PendingProposal
+from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.wire import TokensUpdate
 from cospec.core.types import Commit
-from harness.node_network import VOCAB, Echo, Network, context, echo
+from harness.node_network import VOCAB, Echo, Network, context, drafts_of, echo
 
 IDS = st.sampled_from(["a", "b", "c"])
 PLACE = st.integers(0, 30)
@@ -26,7 +26,7 @@ class Protocol(RuleBasedStateMachine):
     def start(self) -> None:
         self.network = Network()
         self.tokens: dict[str, list[int]] = {"a": [1], "b": [2], "c": [3]}
-        self.asked: list[tuple[PendingProposal, dict[str, tuple[int, ...]]]] = []
+        self.asked: list[tuple[PendingQuestion, dict[str, tuple[int, ...]]]] = []
         self.damaged = 0
 
     @rule(ids=st.sets(IDS, min_size=1), assumed=st.integers(0, 2), depth=st.integers(1, 4))
@@ -101,13 +101,13 @@ class Protocol(RuleBasedStateMachine):
             wanted = {id: echo(tokens, 3) for id, tokens in self.tokens.items()}
             question = self.network.ask([context(id, tokens) for id, tokens in self.tokens.items()])
             self.network.settle()
-            found = {draft.id: draft.tokens for draft in question.drafts or ()}
+            found = {draft.id: draft.tokens for draft in drafts_of(question)}
         assert found == wanted
 
     @invariant()
     def drafts_continue_what_was_asked(self) -> None:
         for question, wanted in self.asked:
-            for draft in question.drafts or ():
+            for draft in drafts_of(question):
                 assert draft.tokens == wanted[draft.id]
         assert not self.network.link.quarantine, "an honest node is not excluded"
 
@@ -125,7 +125,7 @@ def one_lost_update(network: Network) -> Sequence[tuple[int, ...]]:
     network.now += 1.0
     question = network.ask([context("a", [1, 3, 4])])
     network.settle()
-    return [draft.tokens for draft in question.drafts or ()]
+    return [draft.tokens for draft in drafts_of(question)]
 
 
 def test_a_lost_update_costs_one_draft_and_a_new_epoch() -> None:
@@ -134,7 +134,7 @@ def test_a_lost_update_costs_one_draft_and_a_new_epoch() -> None:
     assert network.link.counts.resyncs == 1
     question = network.ask([context("a", [1, 3, 4])])
     network.settle()
-    assert [draft.tokens for draft in question.drafts or ()] == [echo([1, 3, 4], 3)]
+    assert [draft.tokens for draft in drafts_of(question)] == [echo([1, 3, 4], 3)]
 
 
 def test_without_numbers_of_updates_a_node_drafts_for_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +154,13 @@ def test_repeated_and_late_answers_are_ignored() -> None:
     network.reach_node()
     network.to_verifier *= 3
     network.settle()
-    assert question.drafts is not None and len(question.drafts) == 1
+    assert len(drafts_of(question)) == 1
     assert network.link.counts.ignored == 2
     late = network.ask([context("a", [1, 2, 3])])
     network.now += 60.0
     assert network.link.overdue(late) and network.link.counts.late == 1
     network.settle()
-    assert late.drafts is not None, "the answer is there for a caller that waits longer"
+    assert late.found is not None, "the answer is there for a caller that waits longer"
 
 
 def test_a_node_that_never_answers_is_asked_no_more() -> None:
@@ -189,4 +189,4 @@ def test_an_error_of_the_drafter_costs_one_answer(caplog: pytest.LogCaptureFixtu
     assert "ZeroDivisionError" in caplog.text
     question = network.ask([context("good", [2, 3])])
     network.settle()
-    assert [draft.tokens for draft in question.drafts or ()] == [echo([2, 3], 3)]
+    assert [draft.tokens for draft in drafts_of(question)] == [echo([2, 3], 3)]

@@ -1,0 +1,76 @@
+"""A relay between a drafter node and its verifier, which can partition the two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Relay:
+    """Passes bytes between one node and the verifier at ``port`` of this machine.
+
+    A partition passes nothing in both directions. At its end the connections break, so what was sent meanwhile is lost,
+    and the node connects again.
+
+    Attributes:
+        address: what the node connects to.
+        connected: connections that pass bytes.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.address, self.connected = "", 0
+        self._port, self._whole = port, asyncio.Event()
+        self._whole.set()
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.StreamWriter] = set()
+
+    async def open(self) -> None:
+        """Listen at a free port."""
+        self._server = await asyncio.start_server(self._link, "127.0.0.1", 0)
+        self.address = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def partition(self, seconds: float) -> None:
+        """Pass nothing for ``seconds``, then break the connections and pass everything again."""
+        self._whole.clear()
+        await asyncio.sleep(seconds)
+        self._break()
+        self._whole.set()
+
+    def close(self) -> None:
+        """Stop listening, and break all connections."""
+        if self._server is not None:
+            self._server.close()
+        self._break()
+
+    async def _link(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        """Serve one connection of the node."""
+        self._links.add(to_node)
+        try:
+            await self._whole.wait()
+            verifier, to_verifier = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:  # the verifier is gone
+            to_node.transport.abort()
+            self._links.discard(to_node)
+            return
+        self._links.add(to_verifier)
+        self.connected += 1
+        both = [self._pass(node, to_verifier), self._pass(verifier, to_node)]
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait([asyncio.ensure_future(each) for each in both], return_when=asyncio.FIRST_COMPLETED)
+        self.connected -= 1
+        for writer in (to_node, to_verifier):
+            writer.transport.abort()
+            self._links.discard(writer)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await self._whole.wait()
+                if writer.is_closing():  # the partition broke this connection
+                    return
+                writer.write(data)
+                await writer.drain()
+
+    def _break(self) -> None:
+        for writer in self._links:
+            writer.transport.abort()
