@@ -46,7 +46,7 @@ def test_a_run_with_graphs_equals_one_without(name: str, dtype: torch.dtype, cap
     found = play(GraphRunner(runner, recorder), kv)
     wanted = play(*runner_of(name, DEVICE, dtype))
     assert not caplog.records, caplog.text
-    assert (recorder.recorded, recorder.replayed) == (3, 9), "three kinds of batches, whose nine steps all ran recorded"
+    assert (recorder.recorded, recorder.replayed) == (4, 10), "four kinds of batches, whose ten steps all ran recorded"
     for one, two in zip(found, wanted, strict=True):
         assert one.shape == two.shape
         if one.numel():
