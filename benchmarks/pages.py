@@ -143,7 +143,7 @@ REPORTS = {
         "Second implementations",
         "Speed of whole engines on the zoo's target, with a native part over the same engine with the readable part. "
         "The docstring of `benchmarks/second_implementations.py` names the files of each pair. Both engines run in "
-        "turns. *tensors* compares the acceptance methods for a GPU on a CPU, where the engine never takes them.",
+        "turns.",
         (("Native parts over their readable twins", "second_implementations"),),
     ),
     "simulation": Report(

@@ -16,7 +16,7 @@ pairs that did not run stay in the results.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
 - candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
 - sampling: ``csrc/ops/sampling.cpp`` against ``core/sampling.py`` and ``core/rng.py``, for sampled trees.
-- tensors: ``acceptance/tensor/`` against ``acceptance/``, for logits in torch's memory of a CPU.
+- tensors: ``acceptance/tensor/``, which the engine takes on a GPU alone, against ``acceptance/``, here on a CPU.
 """
 
 from __future__ import annotations
