@@ -135,8 +135,9 @@ REPORTS = {
         (("Speed over sequential", "pipelining"),),
     ),
     "policies": Report(
-        "Cost of policies",
-        "Time that a policy takes to plan and to learn, on simulated steps.",
+        "Cost and gain of policies",
+        "Time that a policy takes to plan and to learn, on simulated steps, and what options gain. Loads are "
+        "requests per second in the engine and requests at a time in scenarios.",
         (("Time of a decision", "policy_cost"), ("Gain of options that are off by default", "policy_gain")),
     ),
     "second_implementations": Report(

@@ -96,7 +96,7 @@ def row(where: str, load: float, name: str, samples: Samples, default: str) -> d
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rates", type=float, nargs="*", default=[24, CROWD])
+    parser.add_argument("--rates", type=float, nargs="*", default=[8, 24, CROWD])
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an output")
     parser.add_argument("--seeds", type=int, default=3, help="of each simulated scenario")

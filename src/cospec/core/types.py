@@ -343,9 +343,7 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     divergences: tuple[float, ...] = ()  # of the result's tokens, where a relaxed blend is the target
-    state: object = (
-        None  # ``Tensor [H]``: the hidden state from which the result's token was sampled; see ``Model.states``
-    )
+    state: object = None  # ``Tensor [H]``: hidden state that the result's token was sampled from; see ``Model.states``
     model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 
 
