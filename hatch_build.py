@@ -40,7 +40,16 @@ LINK_MACOS = ["-Wl,-install_name,@rpath/_native.so"]  # otherwise the name is th
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 VNNI = [*AVX512, "-mavx512vnni"]
-ISAS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": VNNI, "avx512_bf16": [*VNNI, "-mavx512bf16"]}
+ISAS = {
+    "avx2": AVX2,
+    "avx_vnni": [*AVX2, "-mavxvnni"],
+    "avx512": AVX512,
+    "avx512_vnni": VNNI,
+    "avx512_bf16": [*VNNI, "-mavx512bf16"],
+    "neon_dot": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
+KNOWN = "defined(__x86_64__) || defined(__aarch64__)"  # processors with instruction sets besides the base
 NATIVE = ("auto", "required", "off")
 
 
@@ -104,9 +113,7 @@ def build(root: Path) -> Path:
     sanitize = SANITIZE if os.environ.get("COSPEC_SANITIZE") == "1" else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        isas = {
-            isa: flags for isa, flags in ISAS.items() if _compiles_for([*cxx, *flags], "defined(__x86_64__)", folder)
-        }
+        isas = {isa: flags for isa, flags in ISAS.items() if _compiles_for([*cxx, *flags], KNOWN, folder)}
         defines = [f"-DCOSPEC_HAS_{isa.upper()}" for isa in isas]
         levels = {"base": [], **isas}
         kernels = sources / "ops" / "kernels.cpp"

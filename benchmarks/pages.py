@@ -137,7 +137,14 @@ REPORTS = {
     "policies": Report(
         "Cost of policies",
         "Time that a policy takes to plan and to learn, on simulated steps.",
-        (("Time of a decision", "policy_cost"),),
+        (("Time of a decision", "policy_cost"), ("Gain of options that are off by default", "policy_gain")),
+    ),
+    "second_implementations": Report(
+        "Second implementations",
+        "Speed of whole engines on the zoo's target, with a native part over the same engine with the readable part. "
+        "The docstring of `benchmarks/second_implementations.py` names the files of each pair. Both engines run in "
+        "turns. *tensors* compares the acceptance methods for a GPU on a CPU, where the engine never takes them.",
+        (("Native parts over their readable twins", "second_implementations"),),
     ),
     "simulation": Report(
         "The simulator against the engine",

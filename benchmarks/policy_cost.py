@@ -38,6 +38,8 @@ BATCHES = (1, 8, 64)
 VARIANTS: dict[str, tuple[dict[str, Any], LatencyModels]] = {
     "goodput, batch choice": ({"choose_batch": True}, COSTS),
     "goodput, slow target": ({}, SLOW_TARGET),
+    "goodput, rates by position": ({"per_position": True}, COSTS),
+    "goodput, trees": ({"trees": True}, COSTS),
 }
 
 

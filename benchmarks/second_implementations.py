@@ -1,34 +1,78 @@
 """What each native second implementation gains over its readable twin.
 
-Run ``python -m benchmarks.second_implementations``. Both engines of a pair are in this process and generate the same
-outputs for the same prompts, in turns. Figures are the median of the paired ratios of seconds, readable over native,
-and the 95% bootstrap interval. A second implementation stays only where the ratio is at least 1.05.
+Run ``python -m benchmarks.second_implementations [PAIR ...]``. Both engines of a pair are in this process and write as
+many tokens for the same prompts, in turns. Figures are the median of the paired ratios of seconds, readable over
+native, and the 95% bootstrap interval. A second implementation stays only where the ratio is at least 1.05. The rows of
+pairs that did not run stay in the results.
 
 - lockstep: ``native/pool_lockstep.py`` against ``drafters/pool/lockstep.py``, in pools of four drafters of the zoo.
 - steps: ``--native auto`` against ``--native off``, which also runs acceptance methods and rollouts in Python.
 - acceptance: ``native/verifier.py`` against ``acceptance/``, both with ``--native off`` elsewhere.
 - forward: ``native/llama_forward.py`` against ``models/llama.py``, for target and drafter, with the same step.
+- batch: ``csrc/model/input_batch.cpp`` against ``models/input_batch.py``, with ``--native off`` and the native forward.
+- products, attention: ``native/operators.py`` against torch, in transformers' forward.
+- rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, with ``--native off`` elsewhere.
+- proposals: the same in an ensemble whose members propose.
+- blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
+- candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
+- sampling: ``csrc/ops/sampling.cpp`` against ``core/sampling.py`` and ``core/rng.py``, for sampled trees.
+- tensors: ``acceptance/tensor/`` against ``acceptance/``, for logits in torch's memory of a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import PropertyMock, patch
 
-from benchmarks.common import DOMAINS, alternate, prompts, write
+from benchmarks.common import DOMAINS, ROOT, alternate, machine, prompts, write
 from cospec import LLM, SamplingParams
+from cospec.acceptance import reference
+from cospec.acceptance.tensor import verify as tensor
 from cospec.core.verifier import TargetVerifier
+from cospec.drafters import known_token_scores
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool import candidates
 from cospec.drafters.pool.pool import PoolDrafter
+from cospec.ensemble.blends import weighted
+from cospec.ensemble.ensemble import ProposingEnsemble
+from cospec.models import loading
 from cospec.models.llama import FusedLlama
+from cospec.models.model_runner import ModelRunner
+from cospec.native import library
 from cospec.process_utils import freeze_gc
 
+CHAIN = {"method": "draft_model", "num_speculative_tokens": 4}
+TREE = {**CHAIN, "num_speculative_tokens": 3, "widths": [3, 2, 1]}
 MEMBERS = {"generic": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
-SAMPLED = ("lockstep mix", "acceptance")  # pairs that differ most where tokens are sampled
+ENSEMBLE: dict[str, Any] = {
+    "models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "lambda": 0.4}, "collaboration": {"gamma": 3},
+}  # fmt: skip
+BATCHES = (1, 8)
 ROOM = 1 << 28  # bytes of KV caches of each engine
-Run = Callable[[Sequence[str]], object]
+RESULTS = ROOT / "benchmarks" / "results" / "second_implementations.json"
+Patched = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A native and a readable engine.
+
+    Attributes:
+        temperature: of the requests; pairs about random draws sample.
+        native_patch, readable_patch: entered around each run of the engine.
+    """
+
+    native: LLM
+    readable: LLM
+    temperature: float = 0.0
+    native_patch: Patched = nullcontext
+    readable_patch: Patched = nullcontext
 
 
 def pool(combiner: str) -> dict[str, Any]:
@@ -40,6 +84,11 @@ def pool(combiner: str) -> dict[str, Any]:
 def engine(speculative: dict[str, Any], batch: int, **options: Any) -> LLM:
     """Return an engine on the zoo's target."""
     return LLM("zoo", speculative, max_num_seqs=batch, kv_cache_memory_bytes=ROOM, **options)
+
+
+def ensemble(batch: int) -> LLM:
+    """Return an ensemble whose members propose."""
+    return LLM(**ENSEMBLE, max_num_seqs=batch, kv_cache_memory_bytes=ROOM)
 
 
 def lockstep(llm: LLM, native: bool) -> LLM:
@@ -60,57 +109,130 @@ def acceptance(llm: LLM, native: bool) -> LLM:
     return llm
 
 
-def torch_forward(speculative: dict[str, Any], batch: int) -> LLM:
+def torch_forward(batch: int) -> LLM:
     """Return an engine whose models run ``models/llama.py`` in torch."""
     build = FusedLlama.build
     with patch.object(FusedLlama, "build", lambda weights, attention, in_place: build(weights, attention, False)):
-        return engine(speculative, batch)
+        return engine(CHAIN, batch)
 
 
-def runner(llm: LLM, params: SamplingParams) -> Run:
-    """Return what generates the outputs of some prompts."""
-    return lambda texts: llm.generate(list(texts), params, use_tqdm=False)
+def transformers_forward(batch: int, **options: Any) -> LLM:
+    """Return an engine whose models run transformers' code, as other architectures than Llama's do."""
+    with patch.object(loading, "why_not", return_value="a benchmark"):
+        return engine(CHAIN, batch, **options)
 
 
-def pairs(batch: int) -> dict[str, tuple[LLM, LLM]]:
-    """Return a native and a readable engine for each second implementation."""
-    chain = {"method": "draft_model", "num_speculative_tokens": 4}
-    found = {
-        f"lockstep {name}": (lockstep(engine(pool(name), batch), True), lockstep(engine(pool(name), batch), False))
-        for name in ("fuse", "mix")
-    }
-    readable = [acceptance(engine(chain, batch, native="off"), native) for native in (True, False)]
-    return found | {
-        "steps": (engine(chain, batch), engine(chain, batch, native="off")),
-        "acceptance": (readable[0], readable[1]),
-        "forward": (engine(chain, batch), torch_forward(chain, batch)),
-    }
+def rollouts(batch: int, native: bool) -> LLM:
+    """Return an engine with steps in Python, whose drafter has ``Model.rollout`` or drafts token by token."""
+    create, own = ModelDrafter.__init__, {"native": native}
+    with patch.object(ModelDrafter, "__init__", lambda self, *given, **named: create(self, *given, **named | own)):
+        return off(CHAIN, batch)
 
 
-def measured(name: str, twins: tuple[LLM, LLM], batch: int, turns: int, tokens: int) -> dict[str, Any]:
-    """Return the row of one second implementation."""
-    temperature = 0.8 if name in SAMPLED else 0.0
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=tokens, ignore_eos=True)
+def without_rollouts(batch: int) -> LLM:
+    """Return the ensemble with proposals token by token."""
+    create = ProposingEnsemble.__init__
+    with patch.object(ProposingEnsemble, "__init__", lambda self, *given: create(self, *given[:3], False)):
+        return ensemble(batch)
+
+
+def together(*patches: Patched) -> AbstractContextManager[Any]:
+    """Enter several patches."""
+    stack = ExitStack()
+    for each in patches:
+        stack.enter_context(each())
+    return stack
+
+
+def never(owner: object, name: str) -> Patched:
+    """Return a patch by which a function or method of ``owner`` answers False."""
+    return lambda: patch.object(owner, name, lambda *_: False)
+
+
+READS = partial(together, never(candidates, "reads_natively"), never(known_token_scores, "reads_natively"))
+BLENDS = partial(together, never(weighted, "native_reads"), never(TargetVerifier, "supports_blend"))
+PACKED = partial(patch.object, ModelRunner, "native_forward", new_callable=PropertyMock, return_value=None)
+TENSORS = partial(patch.object, reference, "verify_drafts", tensor.verify_drafts)
+
+
+def off(speculative: dict[str, Any], batch: int, native: bool = True) -> LLM:
+    """Return an engine with steps in Python, and with native or readable acceptance."""
+    return acceptance(engine(speculative, batch, native="off"), native)
+
+
+def pool_pair(combiner: str, temperature: float, batch: int) -> Pair:
+    """Return a pool with native and readable lockstep."""
+    native, readable = (lockstep(engine(pool(combiner), batch), kind) for kind in (True, False))
+    return Pair(native, readable, temperature)
+
+
+def candidates_pair(batch: int) -> Pair:
+    """Return two pools in Python's lockstep, with native and readable candidates."""
+    native, readable = (lockstep(engine(pool("fuse"), batch), False) for _ in range(2))
+    return Pair(native, readable, readable_patch=READS)
+
+
+PAIRS: dict[str, Callable[[int], Pair]] = {
+    "lockstep fuse": partial(pool_pair, "fuse", 0.0),
+    "lockstep mix": partial(pool_pair, "mix", 0.8),
+    "steps": lambda batch: Pair(engine(CHAIN, batch), engine(CHAIN, batch, native="off")),
+    "acceptance": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch, native=False), 0.8),
+    "forward": lambda batch: Pair(engine(CHAIN, batch), torch_forward(batch)),
+    "batch": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch), readable_patch=PACKED),
+    "products": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, linear_backend="mkldnn")),
+    "attention": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, attention_backend="sdpa")),
+    "rollouts": lambda batch: Pair(rollouts(batch, True), rollouts(batch, False)),
+    "proposals": lambda batch: Pair(ensemble(batch), without_rollouts(batch), 0.8),
+    "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, readable_patch=BLENDS),
+    "candidates": candidates_pair,
+    "sampling": lambda batch: Pair(off(TREE, batch), off(TREE, batch), 0.8, readable_patch=never(library, "available")),
+    "tensors": lambda batch: Pair(off(CHAIN, batch, False), off(CHAIN, batch, False), 0.8, TENSORS),
+}
+
+
+def runner(llm: LLM, params: SamplingParams, patched: Patched) -> Callable[[Sequence[str]], list[Any]]:
+    """Return what generates the token ids of some prompts."""
+
+    def run(texts: Sequence[str]) -> list[Any]:
+        with patched():
+            return [output.outputs[0].token_ids for output in llm.generate(list(texts), params, use_tqdm=False)]
+
+    return run
+
+
+def measured(name: str, batch: int, turns: int, tokens: int) -> dict[str, Any]:
+    """Return the row of one pair."""
+    pair = PAIRS[name](batch)
+    freeze_gc()
+    params = SamplingParams(temperature=pair.temperature, seed=1, max_tokens=tokens, ignore_eos=True)
     texts = [text for domain in DOMAINS for text in prompts(domain, -(-batch // len(DOMAINS)))][:batch]
-    native, readable = twins
-    samples = alternate({"native": runner(native, params), "readable": runner(readable, params)}, [texts], turns)
+    native = runner(pair.native, params, pair.native_patch)
+    readable = runner(pair.readable, params, pair.readable_patch)
+    samples = alternate({"native": native, "readable": readable}, [texts], turns)
     ratio, low, high = samples.ratio("readable", "native")
-    return {"name": name, "batch": batch, "temperature": temperature, "ratio": ratio, "low": low, "high": high}
+    for llm in (pair.native, pair.readable):
+        llm.close()
+    own = {"temperature": pair.temperature, "turns": turns, "tokens": tokens, "date": machine()["date"]}
+    return {"name": name, "batch": batch, "ratio": ratio, "low": low, "high": high, **own}
 
 
 def main() -> None:
-    """Measure all pairs and store the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure pairs and store the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", nargs="*", metavar="PAIR", choices=[[], *PAIRS], help=", ".join(PAIRS))
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=48)
     given = parser.parse_args()
-    rows = []
-    for batch in (1, 8):
-        for name, twins in pairs(batch).items():
-            freeze_gc()
-            rows.append(measured(name, twins, batch, given.turns, given.tokens))
-            print("{name:16} batch {batch}: {ratio:.3f} [{low:.3f}, {high:.3f}]".format(**rows[-1]), flush=True)
-    write("second_implementations", {"turns": given.turns, "tokens": given.tokens, "rows": rows})
+    stored = json.loads(RESULTS.read_text("utf-8"))["rows"] if RESULTS.exists() else []
+    rows = {(row["name"], row["batch"]): row for row in stored if row["name"] in PAIRS}
+    for name in given.pairs or PAIRS:
+        for batch in BATCHES:
+            row = rows[name, batch] = measured(name, batch, given.turns, given.tokens)
+            print("{name:16} batch {batch}: {ratio:.3f} [{low:.3f}, {high:.3f}]".format(**row), flush=True)
+    write(
+        "second_implementations",
+        {"rows": [rows[name, batch] for name in PAIRS for batch in BATCHES if (name, batch) in rows]},
+    )
 
 
 if __name__ == "__main__":

@@ -216,6 +216,15 @@ def policy_cost(found: Found) -> Iterator[str]:
         yield _row(f"`{row['policy']}`", str(row["batch"]), *times, f"{row['share']:.2%}")
 
 
+def policy_gain(found: Found) -> Iterator[str]:
+    """Gains of options over the default, in the engine by requests per second, in a scenario by requests at a time."""
+    yield from _head("where", "load", "variant", "gain")
+    for row in found["rows"]:
+        if row["low"] < row["high"]:  # the default has a gain of exactly 1
+            gain = f"{row['gain']:.3f}× ({row['low']:.3f} to {row['high']:.3f})"
+            yield _row(row["where"], f"{row['load']:g}", f"`{row['variant']}`", gain)
+
+
 def fidelity(found: Found) -> Iterator[str]:
     """Latencies of the engine, and the relative error of the simulator and of a second run of the engine."""
     heads = [
@@ -228,6 +237,14 @@ def fidelity(found: Found) -> Iterator[str]:
             cells += [f"{1e3 * row['measured'][measure]:.0f}"]
             cells += [f"{row[kind][measure]:+.1%}" for kind in ("error", "again")]
         yield _row(f"{row['rate']:g}", f"`{row['config']}`", *cells)
+
+
+def second_implementations(found: Found) -> Iterator[str]:
+    """Speed of each native implementation over its readable twin."""
+    yield from _head("pair", "batch", "temperature", "native over readable", "turns", "tokens")
+    for row in found["rows"]:
+        counts = [str(row[key]) for key in ("turns", "tokens")]
+        yield _row(row["name"], str(row["batch"]), f"{row['temperature']:g}", _ratio(row), *counts)
 
 
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
@@ -243,6 +260,8 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "heads": heads,
     "gguf": gguf,
     "policy_cost": policy_cost,
+    "second_implementations": second_implementations,
+    "policy_gain": policy_gain,
     "fidelity": fidelity,
 }
 

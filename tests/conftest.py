@@ -15,6 +15,9 @@ import torch
 
 torch.set_num_threads(1)  # the tests' tensors are tiny; more threads only wait for each other
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
 # Engines measure themselves at start and keep what they found; a test must neither read nor leave any of the user's.
 _CACHE = tempfile.mkdtemp(prefix="cospec-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE

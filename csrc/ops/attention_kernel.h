@@ -4,121 +4,11 @@
 // change its result. So a row's result depends only on its own entries and their indices, not on other rows, pages or
 // threads. The numbers of an entry become float32 in registers, and all arithmetic is float32.
 #pragma once
-#include "ops/integer_simd.h"
-#include "ops/kernels.h"
-#include "ops/simd.h"
+#include "ops/attention_scores.h"
 
 namespace cospec {
 
 namespace {
-
-constexpr long BLOCK = 64;
-constexpr long HALF = 8;  // entries that are certain to be in one page
-constexpr long HALVES = BLOCK / HALF;
-
-INLINE V numbers16(Fp32Entry, const float* p) { return load(p); }
-INLINE V numbers16(Bf16Entry, const uint16_t* p) { return from_bf16(p); }
-INLINE V numbers16(Fp16Entry, const uint16_t* p) { return from_half(p); }
-INLINE V numbers16(Int8Entry, const int8_t* p) { return from_int8(p); }
-
-// Numbers d .. d + 15 of an entry, or the last eight numbers.
-template <class E, bool WHOLE = true> INLINE V numbers(const uint8_t* entry, long d) {
-    const typename E::Number* p = (const typename E::Number*)entry + d;
-    if constexpr (WHOLE) return numbers16(E(), p);
-    typename E::Number eight[16] = {};
-    memcpy(eight, p, 8 * sizeof *p);
-    return numbers16(E(), eight);
-}
-
-// Bits of the entries begin .. begin + 63 that lie in [from, to).
-INLINE uint64_t range_bits(long from, long to, long begin) {
-    long low = from - begin < 0 ? 0 : from - begin, high = to - begin > 64 ? 64 : to - begin;
-    if (low >= high) return 0;
-    return (high - low == 64 ? ~0ull : (1ull << (high - low)) - 1) << low;
-}
-
-struct VisibleRange {  // the cache entries that one row attends
-    long from, to;
-    uint64_t tree;  // bit j: entry to + j
-    uint64_t in_block(long begin) const {
-        uint64_t bits = range_bits(from, to, begin);  // none when a window begins after `to`
-        const long shift = to - begin;
-        if (shift >= 0 && shift < 64) bits |= tree << shift;
-        if (shift < 0 && shift > -64) bits |= tree >> -shift;
-        return bits;
-    }
-    long end() const { return tree ? to + 64 - __builtin_clzll(tree) : to; }
-};
-
-static VisibleRange visible_range(const AttentionParams& params, long sequence, long row) {
-    VisibleRange r = {0, params.visible[row], (uint64_t)params.mask[row]};
-    if (!params.window || params.positions[row] < params.window) return r;
-    const int64_t oldest = params.positions[row] - params.window + 1;
-    r.from = oldest;
-    // Draft nodes are part of this batch, and their positions follow their depths.
-    const long first = params.starts[sequence], offset = first - params.write_at[first];
-    for (uint64_t bits = r.tree; bits; bits &= bits - 1) {
-        const int j = __builtin_ctzll(bits);
-        if (params.positions[r.to + j + offset] < oldest) r.tree &= ~(1ull << j);
-    }
-    return r;
-}
-
-// A query and its state in the current span, see attention_state().
-struct Query {
-    const float* q;
-    VisibleRange range;
-    uint64_t bits;  // of the current block
-    float *scores, *state;
-};
-
-constexpr float LOWEST = -1e30f;  // of a state without entries
-constexpr long TOTAL = 16, SUMS = 32;
-
-// Products of a tile: so many queries times so many entries, one register each.
-#if defined(__AVX512F__)
-constexpr int TILE = 16, TILE_QUERIES = 4;
-INLINE void sum_tile(const V* part, float* r) { store(r, sums16(part)); }
-#else
-constexpr int TILE = 4, TILE_QUERIES = 2;
-INLINE void sum_tile(const V* part, float* r) { sums4(part, r); }
-#endif
-
-// Fetch what lies after an entry in memory into the second cache. The hardware fetches only inside of a page of memory.
-INLINE void fetch_ahead(const uint8_t* entry, long stride) {
-    constexpr long AHEAD = 4096;
-    for (long at = 0; at < stride; at += 64) __builtin_prefetch(entry + AHEAD + at, 0, 2);
-}
-
-// Scores of Q queries for the sixteen entries of part `part` of a block, which two halves hold. The first queries of a
-// head fetch.
-template <class E, int Q>
-static void score_tile(const Query* queries, const uint8_t* const* halves, long dim, int part, bool fetch) {
-    constexpr int N = TILE / Q;
-    const long stride = entry_bytes<E>(dim);
-    for (int first = 0; first < 16; first += N) {
-        const auto entry = [&](int j) { return halves[(first + j) / HALF] + (first + j) % HALF * stride; };
-        for (int j = 0; fetch && j < N; j++) fetch_ahead(entry(j), stride);
-        V product[TILE];
-        UNROLL_FOR (int i = 0; i < TILE; i++) product[i] = zero();
-        const auto add = [&](const V* q, int j, V key) {
-            UNROLL_FOR (int i = 0; i < Q; i++) product[i * N + j] = fma(q[i], key, product[i * N + j]);
-        };
-        V q[Q];
-        long d = 0;
-        for (; d + 16 <= dim; d += 16) {
-            UNROLL_FOR (int i = 0; i < Q; i++) q[i] = load(queries[i].q + d);
-            UNROLL_FOR (int j = 0; j < N; j++) add(q, j, numbers<E>(entry(j), d));
-        }
-        if (d < dim) {
-            UNROLL_FOR (int i = 0; i < Q; i++) q[i] = load_low8(queries[i].q + d);
-            UNROLL_FOR (int j = 0; j < N; j++) add(q, j, numbers<E, false>(entry(j), d));
-        }
-        float sums[TILE];
-        sum_tile(product, sums);
-        for (int i = 0; i < Q; i++) memcpy(queries[i].scores + 16 * part + first, sums + i * N, N * sizeof(float));
-    }
-}
 
 struct Halves {  // [first, last) of a block, and the addresses of all halves of the block
     const uint8_t* const* at;
@@ -128,14 +18,13 @@ struct Halves {  // [first, last) of a block, and the addresses of all halves of
 
 // state += weights of Q queries times the values of whole halves; LANES vectors from number `d` on.
 template <class E, int Q, int LANES>
-static void add_tile(const Query* queries, const Halves& values, long stride, long d, bool fetch) {
+static void add_tile(const Query* queries, const Halves& values, long stride, long d) {
     V sum[Q][LANES];
     UNROLL_FOR (int i = 0; i < Q; i++)
         UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = load(queries[i].state + SUMS + d + 16 * l);
     for (int half = values.first; half < values.last; half++) {
         const uint8_t* entry = values.at[half];
         for (int j = 0; j < HALF; j++, entry += stride) {
-            if (fetch && d == 0) fetch_ahead(entry, stride);
             V value[LANES];
             UNROLL_FOR (int l = 0; l < LANES; l++) value[l] = numbers<E>(entry, d + 16 * l);
             UNROLL_FOR (int i = 0; i < Q; i++) {
@@ -164,17 +53,17 @@ static void add_some(const Query& query, const Halves& values, long stride, long
 }
 
 // Add the values of halves for Q queries that attend all entries, or for one query.
-template <class E, int Q> static void add_halves(const Query* queries, const Halves& values, long dim, bool fetch) {
+template <class E, int Q> static void add_halves(const Query* queries, const Halves& values, long dim) {
     constexpr int LANES = TILE / Q;
     const long stride = entry_bytes<E>(dim);
     long d = 0;
     if (!(~queries[0].bits & values.bits())) {
         if constexpr (LANES >= 8)
-            for (; d + 128 <= dim; d += 128) add_tile<E, Q, 8>(queries, values, stride, d, fetch);
+            for (; d + 128 <= dim; d += 128) add_tile<E, Q, 8>(queries, values, stride, d);
         if constexpr (LANES >= 4)
-            for (; d + 64 <= dim; d += 64) add_tile<E, Q, 4>(queries, values, stride, d, fetch);
-        for (; d + 32 <= dim; d += 32) add_tile<E, Q, 2>(queries, values, stride, d, fetch);
-        for (; d + 16 <= dim; d += 16) add_tile<E, Q, 1>(queries, values, stride, d, fetch);
+            for (; d + 64 <= dim; d += 64) add_tile<E, Q, 4>(queries, values, stride, d);
+        for (; d + 32 <= dim; d += 32) add_tile<E, Q, 2>(queries, values, stride, d);
+        for (; d + 16 <= dim; d += 16) add_tile<E, Q, 1>(queries, values, stride, d);
     }
     for (int i = 0; i < Q; i++) {
         long at = d;
@@ -295,19 +184,36 @@ static void attend_span(
     const AttentionParams& params, const AttentionTask& task, long begin, long end, const Queries& queries) {
     const long dim = params.dim, stride = entry_bytes<E>(dim), heads = task.last_head - task.first_head;
     const int32_t* table = params.tables + task.sequence * params.table_width;
-    const uint8_t* halves[MAX_TASK_HEADS][2 * HALVES];
+    const long limit = params.write_at[params.starts[task.sequence + 1] - 1] + 1;
+    typedef const uint8_t* Block[MAX_TASK_HEADS][2 * HALVES];
+    Block blocks[2];
+    const auto find = [&](long at) {
+        Block& found = blocks[at / BLOCK % 2];
+        for (long h = 0; h < heads; h++) find_halves(params, table, task.first_head + h, stride, at, limit, found[h]);
+    };
+    const int parts = parts_at_once(queries.each);
     const int step = heads == 1 ? HALVES : 2;  // one head's values stay in registers for the whole block
-    for (long at = begin / BLOCK * BLOCK; at < end; at += BLOCK) {
-        for (long h = 0; h < heads; h++) find_halves(params, table, task.first_head + h, stride, at, end, halves[h]);
+    begin = begin / BLOCK * BLOCK;
+    find(begin);
+    for (long at = begin; at < end; at += BLOCK) {
+        const Block &halves = blocks[at / BLOCK % 2], &next = blocks[(at / BLOCK + 1) % 2];
+        const bool more = at + BLOCK < limit;
+        if (more) find(at + BLOCK);
         for (long i = 0; i < queries.count; i++) queries.all[i].bits = queries.all[i].range.in_block(at);
-        for (int part = 0; part < 4; part++)
+        for (int part = 0; part < 4; part += parts)
             for (long h = 0; h < heads; h++) {
-                const Query* const first = queries.of_head(h);
-                for_tiles(first, queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
+                if (more) fetch(next[h] + 2 * part, 2 * parts, stride);
+#if defined(__AVX512F__)
+                if (parts == 2) {
+                    score_many<E>(queries.of_head(h), queries.each, halves[h] + 2 * part, dim, part);
+                    continue;
+                }
+#endif
+                for_tiles(queries.of_head(h), queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
                     const auto score = size == TILE_QUERIES ? score_tile<E, TILE_QUERIES>
                                        : size == 2          ? score_tile<E, 2>
                                                             : score_tile<E, 1>;
-                    score(q, halves[h] + 2 * part, dim, part, q == first);
+                    score(q, halves[h] + 2 * part, dim, part);
                 });
             }
         for (long h = 0; h < heads; h++) {
@@ -322,12 +228,12 @@ static void attend_span(
         for (int half = 0; half < HALVES; half += step)
             for (long h = 0; h < heads; h++) {
                 const Halves values = {halves[h] + HALVES, half, half + step};
-                const Query* const first = queries.of_head(h);
-                for_tiles(first, queries.each, values.bits(), [&](const Query* q, long size) {
+                if (more) fetch(next[h] + HALVES + half, step, stride);
+                for_tiles(queries.of_head(h), queries.each, values.bits(), [&](const Query* q, long size) {
                     const auto add = size == TILE_QUERIES ? add_halves<E, TILE_QUERIES>
                                      : size == 2          ? add_halves<E, 2>
                                                           : add_halves<E, 1>;
-                    add(q, values, dim, q == first);
+                    add(q, values, dim);
                 });
             }
     }

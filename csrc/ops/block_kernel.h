@@ -15,8 +15,13 @@ namespace cospec {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 8;  // most rows of a tile
-constexpr int halves_of_tile(int rows) { return rows <= 4 ? 2 : 1; }
+// Most rows of a tile. Both halves of a panel share the inputs, and all sums of a tile stay in registers.
+#if defined(__AVX512VNNI__)
+constexpr int BLOCK_ROWS = 6;
+#else
+constexpr int BLOCK_ROWS = 4;
+#endif
+constexpr int halves_of_tile(int) { return 2; }
 #elif defined(__AVX2__)
 constexpr int BLOCK_ROWS = 4;
 constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
@@ -24,7 +29,7 @@ constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
 constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
 constexpr int halves_of_tile(int) { return 1; }
 #endif
-constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads
+constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads, where a panel is read once
 constexpr long BLOCK_CHUNK = 256;      // most rows of a chunk
 
 // Call f with 0, 1, ... N - 1 as constants.
@@ -111,12 +116,21 @@ template <class F> INLINE V load_scales(const uint8_t* p) {
         return from_bf16((const uint16_t*)p);
 }
 
-// ROWS rows of inputs against HALVES halves of a panel.
+// Rows of inputs against a panel. A panel is read several times where the rows take several tiles. Then each reading
+// prefetches its share of the next panel, so that memory is busy all the time.
 template <class F> struct BlockTile {
     const uint8_t* panel;
     const RoundedInputs* x;
     long row, blocks;
     float* sums;  // [rows, PANEL]
+    int reading, readings;
+
+    long panel_bytes() const { return blocks * Layout<F>::BLOCK; }
+    const uint8_t* ahead(int own) const {
+        return panel + (readings == 1 ? BLOCK_PREFETCH : panel_bytes() * (readings + reading + own) / readings);
+    }
+    // Bytes that each 32 inputs prefetch.
+    long share() const { return (Layout<F>::BLOCK / (F::INPUTS / 32) / readings + 63) / 64 * 64; }
 };
 
 template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
@@ -124,8 +138,8 @@ template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<
     V total[ROWS][HALVES];
     UNROLL_FOR (int r = 0; r < ROWS; r++)
         UNROLL_FOR (int h = 0; h < HALVES; h++) total[r][h] = zero();
-    const uint8_t* block = t.panel;
-    const long row = t.x->inputs;
+    const uint8_t *block = t.panel, *ahead = t.ahead(first / HALVES);
+    const long row = t.x->inputs, share = t.share();
     const int8_t* x = t.x->integers + t.row * row;
     const float *x_scales = t.x->scales + t.row * row / 32, *x_sums = t.x->sums + t.row * row / 32;
     const int32_t* starts = t.x->starts + t.row * row / F::SUB;
@@ -137,8 +151,8 @@ template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<
         }
         const uint8_t* group = block + L::HEAD;
         for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
-            for (long line = 0; line < L::GROUP * HALVES / 2; line += 64)
-                __builtin_prefetch(group + BLOCK_PREFETCH + first * L::GROUP / 2 + line);
+            for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line);
+            ahead += share;
             for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
                 constexpr int PART = decltype(part)::value, PAIRS = F::SUB / 8;
                 Ints sums[ROWS][HALVES];
@@ -188,7 +202,7 @@ template <class F> static void block_group(const BlockTile<F>& t, int rows) {
     case n:                                                  \
         if constexpr (n <= BLOCK_ROWS) block_tiles<F, n>(t); \
         break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
     }
 }
@@ -217,8 +231,10 @@ static void block_chunk(const LinearParams& params, long first, long rows, long 
             for (long g = 0; g < groups; g++) {
                 const long start = rows * g / groups, end = rows * (g + 1) / groups;
                 const uint8_t* packed = (const uint8_t*)l.weight + (panel + own) * Layout<F>::panel_bytes(l.inputs);
-                block_group<F>({packed, &x, start, Layout<F>::blocks(l.inputs), sums + start * PANEL + 32 * own},
-                    (int)(end - start));
+                const int count = (int)(end - start), passes = 2 / halves_of_tile(count);
+                block_group<F>({packed, &x, start, Layout<F>::blocks(l.inputs), sums + start * PANEL + 32 * own,
+                                   (int)g * passes, (int)groups * passes},
+                    count);
             }
         write_outputs(params, sums, first, rows, 32 * panel, 2);
     }

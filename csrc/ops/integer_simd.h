@@ -21,8 +21,10 @@ constexpr bool fits_16_bits(int largest) { return largest <= 63; }
 
 // Larger integers, all with the offset 128, would saturate 16 bits. Without a dot product instruction they lose their
 // offset, and the sign goes to the input: |weight| * (input with the weight's sign), 2 * 128 * 127 < 2^15.
-// An input is never -128. Then `dot` takes the offset off, and sums start at 0.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// An input is never -128. Then `dot` takes the offset off, and sums start at 0. So it does where the instruction takes
+// signed weights only.
+#if (defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)) || \
+    (defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8))
 constexpr bool dot_takes_offset(int largest) { return !fits_16_bits(largest); }
 #else
 constexpr bool dot_takes_offset(int) { return false; }
@@ -109,6 +111,11 @@ INLINE V widen_uint8(const uint8_t* p) { return {widen_uint8x8(p), widen_uint8x8
 INLINE __m256 from_half8(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 INLINE V from_half(const uint16_t* p) { return {from_half8(p), from_half8(p + 8)}; }
 
+#if defined(__AVXVNNI__)
+template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256i x0, __m256i x1) {
+    return _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), first, x0), second, x1);
+}
+#else
 template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256i x0, __m256i x1) {
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (fits_16_bits(LARGEST)) {
@@ -122,6 +129,7 @@ template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256
         return _mm256_add_epi32(word(first, x0), word(second, x1));
     }
 }
+#endif
 template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* x, Ints total) {
     const __m256i x0 = _mm256_set1_epi32((int)quad_at(x)), x1 = _mm256_set1_epi32((int)quad_at(x + 4));
     return {_mm256_add_epi32(total.a, dot8<LARGEST>(first.a, second.a, x0, x1)),
@@ -181,11 +189,33 @@ INLINE V from_half(const uint16_t* p) {
     for (int i = 0; i < 16; i++) t[i] = half_to_float(p[i]);
     return load(t);
 }
+#if defined(__ARM_FEATURE_DOTPROD)
+// total + four sums of four products
+template <int LARGEST> INLINE int32x4_t dot4(int32x4_t total, uint8x16_t weights, uint32_t x) {
+    const int8x16_t inputs = vreinterpretq_s8_u32(vdupq_n_u32(x));
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return vusdotq_s32(total, weights, inputs);
+#else
+    if constexpr (dot_takes_offset(LARGEST)) weights = veorq_u8(weights, vdupq_n_u8(128));
+    return vdotq_s32(total, vreinterpretq_s8_u8(weights), inputs);
+#endif
+}
+template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* x, Ints total) {
+    for (int i = 0; i < 4; i++) {
+        int32x4_t sum = vld1q_s32(total.i + 4 * i);
+        sum = dot4<LARGEST>(sum, vld1q_u8(first.b + 16 * i), quad_at(x));
+        sum = dot4<LARGEST>(sum, vld1q_u8(second.b + 16 * i), quad_at(x + 4));
+        vst1q_s32(total.i + 4 * i, sum);
+    }
+    return total;
+}
+#else
 template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* x, Ints total) {
     for (int i = 0; i < 16; i++)
         for (int k = 0; k < 4; k++) total.i[i] += first.b[4 * i + k] * x[k] + second.b[4 * i + k] * x[4 + k];
     return total;
 }
+#endif
 
 #endif
 

@@ -103,7 +103,10 @@ struct Kernels {
 };
 
 extern const Kernels kernels_base;
+extern const Kernels kernels_neon_dot;
+extern const Kernels kernels_neon_i8mm;
 extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx_vnni;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512_vnni;
 extern const Kernels kernels_avx512_bf16;

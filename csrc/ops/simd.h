@@ -181,6 +181,14 @@ INLINE float sum(V v) {
     return x[0];
 }
 
+#if defined(__AVX512F__)
+INLINE float largest(V v) {
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v.r), _mm512_extractf32x8_ps(v.r, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 INLINE float largest(V v) {
     float x[16];
     store(x, v);
@@ -188,6 +196,7 @@ INLINE float largest(V v) {
         for (int i = 0; i < step; i++) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
     return x[0];
 }
+#endif
 
 #if defined(__AVX512F__)
 // r[j] = sum(v[j]) for 16 vectors at once, in the order of `sum`

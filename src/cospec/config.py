@@ -190,7 +190,9 @@ class EngineConfig(Options):
             environment variable ``COSPEC_WEIGHT_CACHE_BYTES``, or 32 GiB.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
-        linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
+        linear_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
+        attention_backend: ``auto`` is ``native`` if the kernels were built, else ``sdpa``. ``triton`` needs the extra
+            ``triton``, and on a CPU ``TRITON_INTERPRET=1``.
         native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
             rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
         pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
@@ -201,6 +203,7 @@ class EngineConfig(Options):
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
+            ``avx_vnni``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the default.
         cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend; ``--plugin``.
         speculative_config: an object with the keys below; JSON on the command line.
@@ -226,7 +229,9 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
-    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
+    instruction_set: Literal[
+        "auto", "base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"
+    ] = "auto"
     native: Literal["auto", "off"] = "auto"
     pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)

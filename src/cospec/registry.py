@@ -340,6 +340,7 @@ ATTENTION_BACKENDS: PluginTable[type[AttentionBackend]] = PluginTable(
     {
         "native": "cospec.models.attention.native:NativeAttention",
         "sdpa": "cospec.models.attention.sdpa:SdpaAttention",
+        "triton": "cospec.models.attention.triton_paged:TritonAttention",
     },
     Declares("attention back end", "cospec.models.attention.backend:AttentionBackend", named=True),
 )

@@ -14,13 +14,10 @@ from cospec.core.model_io import SequenceSlice
 from cospec.errors import InvalidInput
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend, choose_attention
 from cospec.models.attention.sdpa import SDPA
-from cospec.models.block_manager import BlockPool
-from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of
+from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of, places, sources
 from cospec.models.input_batch import InputBatch
-from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
+from cospec.models.kv_cache import LayerBlocks, LayerShape
 from cospec.models.kv_cache_dtype import CACHE_DTYPES, encode
-from cospec.models.llama import TorchRunner, read_weights
-from cospec.models.weights.fp32 import Fp32
 from cospec.registry import ATTENTION_BACKENDS
 from harness.attention import (
     ATTENTION_LAYERS,
@@ -30,8 +27,7 @@ from harness.attention import (
     attention_case,
     dense_attention,
 )
-from harness.decoding import LENGTHS, play
-from harness.tiny import tiny
+from harness.decoding import play, runner_of
 
 CPU = torch.device("cpu")
 NAMES = ATTENTION_BACKENDS.names
@@ -70,9 +66,10 @@ def worst(found: Tensor, case: AttentionCase, **layer: Any) -> float:
 
 
 @every_backend
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    ("name", "heads"), [*((name, (4, 2)) for name in BATCHES), ("all", (2, 2)), ("chains", (6, 1))], ids=str
+)
 @pytest.mark.parametrize("layer", ATTENTION_LAYERS, ids=str)
-@pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 1)], ids=str)
 def test_attention_is_a_masked_softmax(
     backend: AttentionBackend, name: str, layer: dict[str, Any], heads: tuple[int, int]
 ) -> None:
@@ -127,35 +124,34 @@ def test_new_keys_and_values_are_written(backend: AttentionBackend) -> None:
 
 @every_backend
 @pytest.mark.parametrize("layer", ATTENTION_LAYERS, ids=str)
-def test_a_captured_batch_takes_its_contents_from_tensors(backend: AttentionBackend, layer: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["steps", "chains", "trees"])
+def test_a_captured_batch_takes_its_contents_from_tensors(
+    backend: AttentionBackend, layer: dict[str, Any], name: str
+) -> None:
     need(backend)
-    shape = graph_shape_of(attention_case(STEPS).batch, backend.capture_entries)
+    slices = BATCHES[name]
+    shape = graph_shape_of(attention_case(slices).batch, backend.capture_entries)
     if not backend.capture_entries:
         assert shape is None
         return
-    assert shape is not None and shape.slices == len(STEPS)
+    assert shape is not None and shape.slices >= len(slices)
     static = blank(shape, 16, CPU)
-    for case in (attention_case(STEPS[::-1]), attention_case(STEPS)):
+    for case in (attention_case(slices[::-1]), attention_case(slices)):
         fill(static, case.batch)
-        assert worst(attended(backend.capture(static), backend, case, **layer), case, **layer) < 1e-5
+        rows = sources(static, case.batch)
+        padded = replace(case, q=case.q[rows], k=case.k[rows], v=case.v[rows])
+        found = attended(backend.capture(static), backend, padded, **layer)
+        assert worst(found[places(static, case.batch)], case, **layer) < 1e-5
 
 
-def forward_of(backend: AttentionBackend, name: str) -> tuple[TorchRunner, KVCache]:
-    """The Llama forward in torch with a back end, and a cache with scattered pages in its layout."""
-    model = tiny(name)
-    shape = LayerShape(model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim)
-    pool = BlockPool(60, 16)
-    for part, (number, length) in itertools.product((1, 2, 3), enumerate(LENGTHS)):
-        assert pool.allocate(f"s{number}", (length + 20) * part // 3)
-    kv = KVCache([shape] * model.config.num_hidden_layers, pool, torch.float32, CPU, backend.by_head)
-    return TorchRunner(read_weights(model, Fp32()), backend), kv
-
-
-@every_backend
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3"])
-def test_the_llama_forward_takes_every_back_end(backend: AttentionBackend, name: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "name"),
+    [*itertools.product(("native", "sdpa"), ("llama", "mistral-window", "qwen3")), ("triton", "mistral-window")],
+)
+def test_the_llama_forward_takes_every_back_end(attention: str, name: str) -> None:
+    backend = ATTENTION_BACKENDS.load(attention)()
     need(backend)
-    for found, wanted in zip(play(*forward_of(backend, name)), play(*forward_of(SDPA, name)), strict=True):
+    for found, wanted in zip(play(*runner_of(name, attention=backend)), play(*runner_of(name)), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -187,8 +183,8 @@ def test_forward_and_graphs_use_the_back_end_that_was_chosen() -> None:
         return lambda: kept.copy_(step())
 
     backend = Counted()
-    runner, kv = forward_of(backend, "llama")
-    for found, wanted in zip(play(GraphRunner(runner, again), kv), play(*forward_of(SDPA, "llama")), strict=True):
+    runner, kv = runner_of("llama", attention=backend)
+    for found, wanted in zip(play(GraphRunner(runner, again), kv), play(*runner_of("llama")), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     assert backend.captured >= 3 and backend.prepared == 5, "the prompts, another pattern, and three first steps"
 
@@ -201,7 +197,7 @@ class Uncaptured(Counted):
 
 def test_a_back_end_that_captures_nothing_runs_without_graphs() -> None:
     backend = Uncaptured()
-    runner, kv = forward_of(backend, "llama")
+    runner, kv = runner_of("llama", attention=backend)
     assert len(play(GraphRunner(runner, lambda step: step), kv)) == backend.prepared
     assert backend.captured == 0
 

@@ -49,13 +49,13 @@ def drafter(size: int = 2) -> ModelDrafter:
     return ModelDrafter(with_pool(ToyModel(size, order=1, seed=5, sharpness=1.5), 200, 4))
 
 
-def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2) -> Engine:
+def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2, **options: object) -> Engine:
     ticks = itertools.count()
     speculative = SpeculativeConfig(
         num_speculative_tokens=k,
         acceptance_method=acceptance_method,
         policy=name,
-        policy_options=OPTIONS.get(name, {}),
+        policy_options={**OPTIONS.get(name, {}), **options},
         execution_mode="sequential",
     )
     with patch("cospec.assembly.build.time.monotonic", lambda: next(ticks) * 1e-3):
@@ -145,6 +145,35 @@ def test_a_cut_by_the_cut_token_is_caught(acceptance_method: str) -> None:
     assert law_under(lambda: watched(ByTheTokenItself(), acceptance_method), acceptance_method) > SEEN
 
 
+class ByShape(ByItsOwnPast):
+    """Turns between a chain and trees of two shapes, by what was accepted before."""
+
+    SHAPES = DraftBudget(2, 2), DraftBudget(1, 2, (2,)), DraftBudget(2, 4, (2, 1))
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        return [self.SHAPES[self.lengths.get(one.id, 1)] for one in load.ready]
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            self.lengths[commit.id] = (self.lengths.get(commit.id, 1) + 1 + len(commit.path)) % 3
+
+
+class ByTheLastOfAShape(ByShape, ByTheTokenItself):
+    """Keeps the last token of a shape only if it is word 0: what no policy may do."""
+
+
+def test_shapes_may_change_from_step_to_step() -> None:
+    assert law_under(lambda: watched(ByShape(), "recursive"), "recursive") < EXACT
+
+
+def test_the_law_where_goodput_chooses_trees() -> None:
+    assert law_under(lambda: engine("goodput", "recursive", trees=True, per_position=True), "recursive") < EXACT
+
+
+def test_a_shape_by_the_tokens_drawn_is_caught() -> None:
+    assert law_under(lambda: watched(ByTheLastOfAShape(), "recursive"), "recursive") > SEEN
+
+
 KINDS = {
     "greedy": SamplingParams(temperature=0, max_tokens=24),
     "seeded": SamplingParams(temperature=0.9, max_tokens=24, seed=11, top_p=0.95, repetition_penalty=1.1),
@@ -160,6 +189,29 @@ def test_token_for_token(name: str, kind: str) -> None:
     assert tokens_of(run_all(made, requests)) == plain
     drafted = sum(made.metrics().draft_tokens.values())
     assert (drafted > 0) == (name != "off")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_for_token_where_goodput_chooses_trees(kind: str) -> None:
+    requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(3)]
+    plain = tokens_of(run_all(toy_engine(target(6), None), requests))
+    made, shapes, ranks = engine("goodput", size=6, k=4, trees=True), set[tuple[int, ...]](), set[int]()
+    plan, observe = made.scheduler.policy.plan, made.scheduler.policy.observe
+
+    def noted(load: BatchState) -> list[DraftBudget]:
+        found = plan(load)
+        shapes.update(budget.widths for budget in found)
+        return found
+
+    def seen(stats: StepStats, commits: Sequence[Commit]) -> None:
+        ranks.update(rank for commit in commits for rank in commit.ranks)
+        observe(stats, commits)
+
+    policy = made.scheduler.policy
+    with patch.object(policy, "plan", noted), patch.object(policy, "observe", seen):
+        assert tokens_of(run_all(made, requests)) == plain
+    assert any(max(widths, default=1) > 1 for widths in shapes)
+    assert {0, 1} <= ranks, "second choices are accepted too"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,7 +57,7 @@ def attention_case(
 ) -> AttentionCase:
     """Pages in shuffled order; entries that no sequence wrote are NaN, so that one read of such an entry shows."""
     torch.manual_seed(len(slices) + page_size)
-    total = 32
+    total = 48
     order = torch.randperm(total * 16 // page_size).tolist()
     k_pages, v_pages = torch.full((2, len(order), heads[1], page_size, dim), float("nan"))
     tables, new_k, new_v, queries = {}, [], [], []

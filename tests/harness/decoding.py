@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.attention.backend import AttentionBackend
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
@@ -28,7 +29,9 @@ class Forward(Protocol):
 LENGTHS = (70, 5, 33, 1, 120)
 
 
-def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[TorchRunner, KVCache]:
+def runner_of(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: AttentionBackend = SDPA
+) -> tuple[TorchRunner, KVCache]:
     """A model and a cache in which five sequences have scattered pages."""
     model = tiny(name).to(device, dtype)
     config = model.config
@@ -37,8 +40,8 @@ def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
     for part in (1, 2, 3):
         for number, length in enumerate(LENGTHS):
             assert pool.allocate(f"s{number}", (length + 20) * part // 3)
-    kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), by_head=True)
-    return TorchRunner(read_weights(model, Fp32()), SDPA), kv
+    kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), attention.by_head)
+    return TorchRunner(read_weights(model, Fp32()), attention), kv
 
 
 def prompts(kv: KVCache) -> InputBatch:

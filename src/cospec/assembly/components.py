@@ -151,7 +151,7 @@ def connect(
     )
     mode = drafting.execution_mode(context)
     mode_learns = mode.learns and executor is not None and executor.parallel  # by what was accepted
-    trees = speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
+    trees = drafting.policy.trees or speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
     return EngineComponents(
         model=verification.model,
         scheduler=Scheduler(verification.pages, drafting.policy, limits),

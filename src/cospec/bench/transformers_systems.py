@@ -20,8 +20,8 @@ from pydantic import Field
 
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.models.hf_loading import hf_config, hf_model
 from cospec.models.hf_logging import hf_logging_off
-from cospec.models.hf_weights import hf_config, hf_model
 from cospec.models.linear import weight_of
 from cospec.models.loading import load_tokenizer, resolve, weights_dtype
 from cospec.options import Options, parse

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.config import EngineConfig
-from cospec.errors import CospecError, ModelError
+from cospec.errors import ModelError
 from cospec.native import library
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "msgspec")
@@ -64,15 +64,8 @@ def kernels(threads: int | None) -> dict[str, Any]:
     set_threads(threads)
     if not library.available():
         return {"native": False, "reason": library.why_not(), "isa": None, "available": [], "threads": None}
-    used, usable = library.isa(), []
-    for name in library.ISAS:
-        try:
-            library.set_isa(name)
-            usable.append(name)
-        except CospecError:
-            continue
-    library.set_isa(used)
-    return {"native": True, "reason": "", "isa": used, "available": usable, "threads": library.threads()}
+    usable = list(library.offered())
+    return {"native": True, "reason": "", "isa": library.isa(), "available": usable, "threads": library.threads()}
 
 
 def memory(config: EngineConfig) -> dict[str, Any]:

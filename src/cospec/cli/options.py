@@ -97,9 +97,7 @@ Threads = Annotated[
 ]
 InstructionSet = Annotated[
     str | None,
-    typer.Option(
-        help="For the CPU kernels: auto, base, avx2, avx512, avx512_vnni or avx512_bf16.", rich_help_panel=ENGINE
-    ),
+    typer.Option(help="For the CPU kernels: auto, base, or a set that `cospec doctor` lists.", rich_help_panel=ENGINE),
 ]
 Native = Annotated[
     str | None,

@@ -6,27 +6,60 @@ back-off, and scales the target on its queue.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from cospec.cluster.api_server import ApiServer
 from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale
 from cospec.cluster.node_actor import NodeActor
 from cospec.cluster.prefix_router import PrefixRouter
+from cospec.cluster.ray_replicas import RayReplicas
 from cospec.cluster.replica import EngineReplica, NodePlan
+from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_supervisor import Supervision
+from cospec.server.admission import AdmissionLimits
+from cospec.server.auth import read_keys
+from cospec.server.run import make_app
+from cospec.text.tokenizer import import_tokenizers
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 TARGET, API, DRAFTERS = "target", "api", "drafter-{name}"  # names of deployments
 ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound
 QUEUE_PER_SEQUENCE = 4  # requests that a replica takes per running sequence
 LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+class ApiServer:
+    """The HTTP server of a cluster: tokenizes, submits to the replicas, and replays requests of lost replicas.
+
+    Args:
+        drafters: deployments that belong to the application; the API server calls none of them.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
+        self, config: ClusterConfig, target: DeploymentHandle[Any], *drafters: DeploymentHandle[Any]
+    ) -> None:
+        replicas = RayReplicas(target)
+        info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_tokenizers))
+        settings = read_keys(config.server)
+        sequences = config.target.engine.max_num_seqs * config.target.scale.max
+        engine = ReplicatedEngine(replicas, info)
+        limits = AdmissionLimits.of(settings, sequences)
+        self._app = await make_app(engine, settings, limits, config.target.engine.prices)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor."""
+        return self._app
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:

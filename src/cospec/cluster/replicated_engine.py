@@ -20,7 +20,7 @@ from cospec.cluster.prefix_index import digests
 from cospec.cluster.replica import StreamItem, Unavailable
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped
-from cospec.metrics.merge import merge
+from cospec.metrics.engine import merge
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats
+from cospec.core.tree import sibling_ranks
 from cospec.core.types import Commit, Distribution, Event, FinishReason, Request, RequestState, StepOutput
 from cospec.errors import failure
 from cospec.text.detokenizer import IncrementalDetokenizer
@@ -145,9 +146,9 @@ class OutputProcessor:
         divergences = step_output.divergences[: len(new)]
         stats.divergence += sum(divergences)
         stats.relaxed_tokens += len(divergences)
-        nodes, committed_rejection = 0, False
+        nodes, committed_rejection, ranks = 0, False, tuple[int, ...]()
         if draft is not None:
-            nodes = len(draft.tokens)
+            nodes, ranks = len(draft.tokens), sibling_ranks(draft.parents, path)
             rejection = not result.bonus and len(path) == len(result.path)
             committed_rejection = rejection and len(path) < len(new)
             _count(stats, nodes, len(path), rejection)
@@ -166,6 +167,7 @@ class OutputProcessor:
             sequence.finish,
             committed_rejection,
             step_output.state,
+            ranks,
         )
         if not request.streams and ending is None:
             return commit, None

@@ -48,6 +48,7 @@ class Drafter(ABC):
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
         scores_known_tokens: ``score_known_tokens`` scores known tokens.
+        scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
         steps: ``next_logits`` gives the logits after known tokens. A proxy's executor answers ``candidates`` instead.
         drafts_outcomes: ``propose_outcomes`` uses idle machines.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
@@ -65,6 +66,7 @@ class Drafter(ABC):
     stream_kinds: frozenset[StreamKind] | None = None
     names: tuple[str, ...] | None = None
     scores_known_tokens: bool = False
+    scoring_seconds: float = 0.0
     steps: bool = False
     drafts_outcomes: bool = False
     has_kv_cache: bool = False
@@ -135,6 +137,7 @@ class Policy(ABC):
         needs_latency: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
+        trees: may ask for trees where the drafter drafts chains unless asked.
     """
 
     Options: ClassVar[type[PluginOptions]]
@@ -142,6 +145,7 @@ class Policy(ABC):
     needs_latency: ClassVar[bool]
     learns: ClassVar[bool]
     keeps_drafts: ClassVar[bool] = False
+    trees: bool = False
 
     @property
     def horizon(self) -> int:

@@ -82,11 +82,13 @@ class StepTimes:
 
     Attributes:
         each: the same for each of several steps, in order; empty for one step.
+        scoring: the part of ``draft`` in which drafters of a pool scored known tokens.
     """
 
     draft: float = 0.0
     target: float = 0.0
     each: tuple[tuple[float, float], ...] = ()
+    scoring: float = 0.0
 
     @classmethod
     def of(cls, each: tuple[tuple[float, float], ...]) -> StepTimes:

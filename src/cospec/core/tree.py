@@ -60,6 +60,13 @@ def children(parents: Sequence[int], node: int) -> list[int]:
     return [child for child, parent in enumerate(parents) if parent == node]
 
 
+def sibling_ranks(parents: Sequence[int], path: Sequence[int]) -> tuple[int, ...]:
+    """Return the place of each node of ``path`` among its siblings; empty for a chain."""
+    if is_chain(parents):
+        return ()
+    return tuple([list(parents[:node]).count(parents[node]) for node in path])
+
+
 def level_nodes(widths: Sequence[int], depth: int) -> int:
     """Return the number of nodes of a tree with ``depth`` levels.
 

@@ -360,6 +360,7 @@ class Commit:
         computed: tokens of the sequence in the target's cache from now on.
         drafted: nodes that were verified.
         rejected: a draft token was rejected, so ``len(path)`` is where the draft failed, not where the draft ended.
+        ranks: ``[len(path)]``, the place of each accepted node among its siblings; empty for a chain.
         state: see ``StepOutput.state``.
     """
 
@@ -372,6 +373,7 @@ class Commit:
     finish: FinishReason | None = None
     rejected: bool = False
     state: object = None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

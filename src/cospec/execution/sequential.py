@@ -49,7 +49,9 @@ class Sequential:
         python_path = dict.fromkeys(ids, reason) if runner is None else runner.supports(plan)
         self._release(plan.entries)
         asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in python_path]
+        scored = self._scoring_seconds
         drafts, failures = self._draft(asked)
+        scoring = self._scoring_seconds - scored
         sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
         drafted = components.clock()
         drafting = drafted - started
@@ -59,10 +61,10 @@ class Sequential:
             outputs, times = runner.run(sound, plan.max_steps, given)
             future = FinishedFuture(outputs)
             if given:
-                times = StepTimes(times.draft + drafting, times.target, times.each)
+                times = StepTimes(times.draft + drafting, times.target, times.each, scoring)
         else:
             future = components.verifier.submit(sound, drafts) if sound else future
-            times = StepTimes(drafting, components.clock() - drafted)
+            times = StepTimes(drafting, components.clock() - drafted, scoring=scoring)
         return SubmittedStep(
             plan.entries, future, times, python_path, failed_outputs(plan.entries, failures) if failures else ()
         )
@@ -70,6 +72,11 @@ class Sequential:
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step."""
         return step.collect(self.components.clock)
+
+    @property
+    def _scoring_seconds(self) -> float:
+        drafter = self.components.drafter
+        return 0.0 if drafter is None else drafter.scoring_seconds
 
     def _release(self, entries: Sequence[ScheduledRequest]) -> None:
         """Have the drafter forget the requests whose budgets say so."""

@@ -10,6 +10,8 @@ from typing import Any
 from cospec.core.stats import RequestStats, StepStats
 from cospec.core.types import Commit, StepOutput
 
+MEANS = frozenset({"kv_cache_usage", "drafter_weights", "policy"})  # of several engines; other figures are sums
+
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
@@ -126,3 +128,26 @@ class Counters:
             divergence=self.divergence,
             relaxed_tokens=self.relaxed_tokens,
         )
+
+
+def merge(engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join ``EngineMetrics``, each as a dictionary, of at least one engine.
+
+    Texts are those of the first engine. Lists of numbers are added up by position; lists of objects are joined.
+    """
+    return {key: _join([each[key] for each in engines], key in MEANS) for key in engines[0]}
+
+
+def _join(values: list[Any], mean: bool) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for each in values for key in each)
+        return {key: _join([each[key] for each in values if key in each], mean) for key in keys}
+    if isinstance(first, list):
+        if any(isinstance(item, Mapping) for each in values for item in each):
+            return [item for each in values for item in each]
+        longest = max(len(each) for each in values)
+        return [sum(each[number] for each in values if number < len(each)) for number in range(longest)]
+    if isinstance(first, str):
+        return first
+    return sum(values) / len(values) if mean else sum(values)

@@ -1,8 +1,8 @@
-"""Decoding steps as CUDA graphs: one launch instead of the hundreds that dominate a small model's step.
+"""Steps of decoding and verification as CUDA graphs: one launch instead of the hundreds that dominate a small step.
 
-A batch with one row per sequence is copied into tensors of fixed size, whose forward was captured once. Sizes are
-powers of two. Copies of the last row pad the batch. The copies repeat the last row's computation and writes, so they
-need no pages, and their logits are dropped. All other batches run without graphs.
+A batch with few rows per sequence is copied into tensors of fixed size, whose forward was captured once. Sizes are
+powers of two. Copies of each sequence's last row, and of the last sequence, pad the batch. The copies repeat the row's
+computation and writes, so they need no pages, and their logits are dropped. All other batches run without graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cospec.models.attention.backend import AttentionBackend, LayerAttend
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 
-MAX_SEGMENTS = 64  # larger batches gain nothing, because computation outweighs launches
+MAX_SEGMENTS = 64  # sequences, and
+MAX_ROWS = 16  # rows of each: larger batches gain nothing, because computation outweighs launches
 MIN_ENTRIES = 256
 # Relative to the largest logit: captured and eager steps add in different orders, which shows in half precision.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -49,23 +50,25 @@ Record = Callable[[Step], Step]
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """The size of a captured batch: number of sequences, and pages of each."""
+    """The size of a captured batch: number of sequences, pages and rows of each."""
 
     slices: int
     pages: int
+    rows: int = 1
 
 
 def graph_shape_of(batch: InputBatch, most_entries: int) -> GraphShape | None:
-    """Return the smallest shape for ``batch``; None if the batch is too big or has several rows per sequence.
+    """Return the smallest shape for ``batch``; None if the batch is too big.
 
     Args:
         most_entries: ``AttentionBackend.capture_entries``.
     """
-    count = len(batch.spans)
-    if count > MAX_SEGMENTS or any(span.rows != 1 for span in batch.spans):
+    count, rows = len(batch.spans), max(span.rows for span in batch.spans)
+    if count > MAX_SEGMENTS or rows > MAX_ROWS:
         return None
     fewest = -(-MIN_ENTRIES // batch.page_size)
-    bucket = GraphShape(_power_of_two(count), _power_of_two(max(batch.tables.shape[1], fewest)))
+    pages = _power_of_two(max(batch.tables.shape[1], fewest))
+    bucket = GraphShape(_power_of_two(count), pages, _power_of_two(rows))
     return bucket if bucket.slices * bucket.pages * batch.page_size <= most_entries else None
 
 
@@ -75,7 +78,7 @@ def _power_of_two(least: int) -> int:
 
 def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatch:
     """Build an empty batch of fixed size. The batch has no spans, because the host does not know its contents."""
-    count = bucket.slices
+    count = bucket.slices * bucket.rows
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -83,11 +86,11 @@ def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatc
     return InputBatch(
         ids=zeros(count, dtype=torch.int64),
         positions=zeros(count, dtype=torch.int64),
-        row_segment=torch.arange(count, dtype=torch.int32, device=device),
+        row_segment=torch.arange(count, dtype=torch.int32, device=device) // bucket.rows,
         visible=zeros(count),
         mask=zeros(count, dtype=torch.int64),
-        tables=zeros(count, bucket.pages),
-        starts=torch.arange(count + 1, dtype=torch.int32, device=device),
+        tables=zeros(bucket.slices, bucket.pages),
+        starts=torch.arange(0, count + 1, bucket.rows, dtype=torch.int32, device=device),
         write_at=zeros(count),
         logit_rows=torch.arange(count, device=device),
         page_size=page_size,
@@ -95,15 +98,30 @@ def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatc
     )
 
 
+def sources(static: InputBatch, batch: InputBatch) -> Tensor:
+    """Return the row of ``batch`` that each row of ``static`` copies, int64."""
+    segment = static.row_segment.clamp(max=len(batch.spans) - 1)
+    rows = batch.starts[segment] + static.logit_rows - static.starts[static.row_segment]
+    return torch.minimum(rows, batch.starts[segment + 1] - 1)
+
+
+def places(static: InputBatch, batch: InputBatch) -> Tensor:
+    """Return the row of ``static`` that holds each row of ``batch``, int64."""
+    rows = torch.arange(len(batch.row_segment), device=batch.ids.device)
+    return static.starts[batch.row_segment] + rows - batch.starts[batch.row_segment]
+
+
 def fill(static: InputBatch, batch: InputBatch) -> None:
-    """Copy ``batch`` to the front of ``static``, and its last row to the rest.
+    """Copy ``batch`` to ``static``, see ``sources``.
 
     Table entries beyond those of ``batch`` keep old values, which no row attends.
     """
-    rows = static.logit_rows.clamp(max=batch.ids.shape[0] - 1)
-    for name in ("ids", "positions", "visible", "write_at"):
+    rows = sources(static, batch)
+    for name in ("ids", "positions", "visible", "mask", "write_at"):
         torch.index_select(getattr(batch, name), 0, rows, out=getattr(static, name))
-    static.tables[:, : batch.tables.shape[1]] = batch.tables[rows]
+    count = static.tables.shape[0]
+    sequences = torch.arange(count, device=rows.device).clamp(max=len(batch.spans) - 1)
+    static.tables[:, : batch.tables.shape[1]] = batch.tables[sequences]
 
 
 def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[LayerBlocks]) -> Step:
@@ -137,7 +155,7 @@ class CudaRecorder:
 
 
 class GraphRunner:
-    """A forward whose decoding steps are captured at first use, once per shape.
+    """A forward whose small steps are captured at first use, once per shape.
 
     The first result of a graph is compared with the eager result. If the results differ or the capture fails, one
     warning is logged, and all later batches run eagerly.
@@ -166,10 +184,10 @@ class GraphRunner:
             return self._first(bucket, batch, layers)
         static, replay = self._recorded[bucket]
         fill(static, batch)
-        return replay()[batch.logit_rows]
+        return replay()[places(static, batch)[batch.logit_rows]]
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """See ``FusedLlama.states``. Never captured: a target with states verifies drafts instead of single tokens."""
+        """See ``FusedLlama.states``. Never captured: a captured step returns one tensor."""
         return self._stepper.states(batch, layers)
 
     def on(self, cache: KVCache, max_len: int) -> None:
@@ -182,7 +200,7 @@ class GraphRunner:
         try:
             fill(static, batch)
             replay = self._record(step_of(self._stepper, static, layers))
-            found = replay()[batch.logit_rows]
+            found = replay()[places(static, batch)[batch.logit_rows]]
             reason = _difference(found, ordinary, TOLERANCE[layers[0].keys.dtype])
         except RuntimeError as error:  # any device error, out of memory included
             reason = str(error).partition("\n")[0]

@@ -1,13 +1,24 @@
-"""Options of loading a model."""
+"""Options of loading a model, and their values for one model on one machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+import torch
+
+from cospec.errors import InvalidInput
+from cospec.models.checkpoint import check_stored, read_config, resolve
+from cospec.models.files.open_source import open_source
+from cospec.models.files.source import WeightSource
+from cospec.models.kv_cache_dtype import cache_dtype
+from cospec.models.linear import choose_linear
+from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
 from cospec.models.memory import CacheBudget
 from cospec.models.shard import Shard
 from cospec.models.weight_cache import NO_CACHE, WeightCache
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
 from cospec.options import ModelOptions
 
 
@@ -55,3 +66,107 @@ class LoadOptions:
         """Return these options with the own options of a drafter or member, for its own longest sequence."""
         options = replace(self, max_model_len=None, kv_cache_dtype=own.kv_cache_dtype or self.kv_cache_dtype)
         return replace(options, dtype=own.dtype or "auto", quantization=own.quantization) if own.given else options
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The options made concrete for one model and one machine; ``adapter`` is merged into ``folder``'s weights.
+
+    Attributes:
+        fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
+    """
+
+    name: str
+    folder: Path
+    adapter: AdapterFolder | None
+    device: torch.device
+    dtype: torch.dtype
+    format: WeightFormat
+    linear: str
+    source: WeightSource
+    options: LoadOptions
+    fused: bool = False
+
+    @property
+    def convert(self) -> bool:
+        """Whether weights in blocks get another format."""
+        return self.options.quantization is not None or self.device.type != "cpu"
+
+    @property
+    def read(self) -> ReadWeight | None:
+        """How linear weights are read from the source; None reads the weights of the loaded modules."""
+        return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
+
+    @property
+    def table(self) -> StoredWeight | None:
+        """The embedding in the file's blocks, if the hand-written forward reads it; None of other embeddings."""
+        return self.source.table(self.convert) if self.direct else None
+
+    @property
+    def direct(self) -> bool:
+        """Whether linear weights go from the files to their format, without a transformers module.
+
+        An adapter is merged into modules. Names that transformers changes at load need its modules too.
+        """
+        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return cache_dtype(self.options.kv_cache_dtype, self.state_dtype)
+
+
+def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
+    """Return the dtype in memory of the weights in folder ``found``, loaded with ``dtype``.
+
+    Raises:
+        InvalidInput: the dtype is unknown.
+    """
+    if dtype == "auto":
+        return open_source(base_folder(found)).dtype
+    if dtype not in TORCH_DTYPES:
+        raise InvalidInput("dtype", dtype, f"auto, {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[dtype]
+
+
+def make_recipe(name: str, options: LoadOptions) -> Recipe:
+    """Return the recipe of a model.
+
+    Raises:
+        ModelError, InvalidInput: as in ``loading.load_model``.
+    """
+    found = resolve(name)
+    folder = base_folder(found)
+    raw = read_config(folder)
+    check_stored(name, raw)
+    source = open_source(folder)
+    device = choose_device(options.device)
+    dtype = source.dtype if options.dtype == "auto" else weights_dtype(found, options.dtype)
+    return Recipe(
+        name=name,
+        folder=folder,
+        adapter=read_adapter(found) if is_adapter(found) else None,
+        device=device,
+        dtype=dtype,
+        format=choose_format(options.quantization, dtype, device),
+        linear=choose_linear(options.linear_backend, device),
+        source=source,
+        options=options,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of the option ``device``.
+
+    Raises:
+        InvalidInput: this machine has no such device.
+    """
+    usable = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    if name == "auto":
+        return torch.device(usable[-1])
+    if name not in usable:
+        raise InvalidInput("device", name, f"auto or {' or '.join(usable)} on this machine")
+    return torch.device(name)

@@ -16,15 +16,14 @@ from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import configurations, resolve, weight_files
 from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
+from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer
 from cospec.models.hf_logging import hf_logging_off, weights_progress
-from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.kv_cache_dtype import dtype_name
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
 from cospec.models.llama_weights import LlamaWeights, has_experts
-from cospec.models.load_options import LoadOptions
-from cospec.models.load_recipe import Recipe, choose_device, make_recipe, weights_dtype
+from cospec.models.load_options import LoadOptions, Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.long_rope import fix_frequencies
 from cospec.models.lora import merge
 from cospec.models.memory import (
@@ -41,7 +40,6 @@ from cospec.models.memory import (
 from cospec.models.model_runner import ModelRunner, check_numbers
 from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward
-from cospec.models.tokenizer import load_tokenizer
 from cospec.models.weight_cache import NO_CACHE
 from cospec.native import llama_weight_packing
 

@@ -28,7 +28,10 @@ from cospec.system import usable_processors
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor
 
-ISAS = ("base", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+ISAS = ("base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16")
+"""From the lowest to the highest."""
+EXPERIMENTAL = ("neon_dot", "neon_i8mm", "avx_vnni")
+"""Sets that were not measured on a processor that has them: never the default."""
 MAX_THREADS = 64
 SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts
 
@@ -213,7 +216,7 @@ def isa() -> str:
 
 
 def set_isa(name: str) -> None:
-    """Use a lower instruction set than the best one; for tests and comparisons, results are the same.
+    """Use another instruction set than the best one; for tests and comparisons, results are the same.
 
     Raises:
         InvalidInput: the processor or the build does not have it.
@@ -236,7 +239,7 @@ def use_instruction_set(name: str) -> None:
 
 
 def offered() -> tuple[str, ...]:
-    """Return the instruction sets that this processor and this build have, the best last."""
+    """Return the instruction sets that this processor and this build have, from the lowest to the highest."""
     return tuple(name for name in ISAS if cdll().cospec_has_isa(name.encode()))
 
 

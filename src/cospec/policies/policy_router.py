@@ -19,7 +19,7 @@ class PolicyRouter(Policy):
     """A policy that delegates to others; ``make(name)`` builds a requested policy once."""
 
     def __init__(self, default: Policy, make: Callable[[str], Policy]) -> None:
-        self.default, self._make = default, make
+        self.default, self._make, self.trees = default, make, default.trees
         self._policies: dict[str, Policy] = {}
         self._choices: dict[str, str] = {}  # policy name by request id, for requests that chose a policy
 

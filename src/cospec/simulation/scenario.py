@@ -176,6 +176,7 @@ class DomainConfig(Options):
         weight: share of the requests.
         acceptance: α, the probability that a draft token is correct after correct tokens: one number, or one per draft
             position. The last number holds for all later positions.
+        siblings: the same for a further choice at a position, after wrong ones; None is the acceptance of the first.
         trace: a file with one JSON list of 0 and 1 per request: whether the drafter predicts each output token
             correctly. Requests use the lists in turn.
     """
@@ -183,6 +184,7 @@ class DomainConfig(Options):
     name: str = "all"
     weight: Positive = 1.0
     acceptance: Rate | Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = 0.7
+    siblings: Rate | None = None
     trace: str | None = None
     prompt: LengthConfig = LengthConfig(mean=128)
     output: LengthConfig = LengthConfig(mean=128)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cospec.core.plugin_base import Drafter
+from cospec.core.tree import level_nodes
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
@@ -48,6 +49,18 @@ class DraftPasses:
             total += self.cost.each(context * active / len(ordered), active)
         return total
 
+    def trees(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
+        """Return the seconds of one pass over new tokens, and of one pass per further level.
+
+        A pass computes all levels of a tree before, as a model drafter does, and the latest token of a chain.
+        """
+        context, total = sum(len(each.tokens) for each in contexts) / len(contexts), self.read(contexts)
+        for level in range(1, max(budget.depth for budget in budgets)):
+            active = [budget.widths for budget in budgets if budget.depth > level]
+            fed = [level_nodes(widths, level) if widths else 1 for widths in active]
+            total += self.cost.each(context * len(fed), sum(fed))
+        return total
+
 
 class SimulatedDrafter(Drafter):
     """Drafts correct tokens according to the difficulty of its requests.
@@ -88,6 +101,8 @@ class SimulatedDrafter(Drafter):
             return 0.0
         if self.capabilities.single_pass:
             return self._passes.cost.seconds(0, sum(budget.max_nodes for budget in budgets), len(budgets))
+        if any(budget.widths for budget in budgets):
+            return self._passes.trees(contexts, budgets)
         return self._passes.chains(contexts, [budget.depth for budget in budgets])
 
     def correct_tokens(self, id: str, position: int, depth: int) -> int:
@@ -117,7 +132,7 @@ class SimulatedDrafter(Drafter):
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
     def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
-        """Build a tree: all nodes of a level have the same number of children; a correct token is a first child."""
+        """Build a tree: all nodes of a level have the same number of children, of which at most one is correct."""
         request, position = self._requests[context.id], len(context.tokens) - context.prompt_len
         rate = self._rates[request.domain.name]
         tokens: list[int] = []
@@ -128,13 +143,14 @@ class SimulatedDrafter(Drafter):
                 break
             alpha = rate if isinstance(rate, float) else rate[min(level, len(rate) - 1)]
             place = position + level
-            first_accepted = (
-                place < len(request.difficulty) and request.difficulty[place] < 1.0 - (1.0 - alpha) ** width
-            )
+            further = alpha if request.domain.siblings is None else request.domain.siblings
+            hits = [1.0 - (1.0 - alpha) * (1.0 - further) ** child for child in range(width)]
+            difficulty = request.difficulty[place] if place < len(request.difficulty) else 1.0
+            right = sum([difficulty >= hit for hit in hits])  # the place of the correct child; ``width``: none is
             nodes = []
             for parent in above:
                 for child in range(min(width, budget.max_nodes - len(tokens))):
-                    good = first_accepted and child == 0 and (parent < 0 or tokens[parent] != WRONG)
+                    good = child == right and (parent < 0 or tokens[parent] != WRONG)
                     nodes.append(len(tokens))
                     tokens.append(request.output[place] if good else WRONG)
                     parents.append(parent)

@@ -11,10 +11,12 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
-from cospec.verify import chisquare, enumeration, identity, invariance
+from cospec.verify import chisquare, enumeration
 from cospec.verify.context import FULL, QUICK, Check, CheckContext
+from cospec.verify.identity import greedy_checks, invariance_checks
 from cospec.verify.reference import Reference, tolerance_of
 
+CHECK_GROUPS = (enumeration.run_checks, greedy_checks, chisquare.run_checks, invariance_checks)
 CHUNK = 64  # most tokens of a prompt
 TEXTS = (
     "The answer is",
@@ -34,8 +36,8 @@ TEXTS = (
 
 def run_checks(context: CheckContext) -> Iterator[Check]:
     """Yield every check of every group when finished."""
-    for check_group in (enumeration, identity, chisquare, invariance):
-        yield from check_group.run_checks(context)
+    for checks in CHECK_GROUPS:
+        yield from checks(context)
 
 
 def context_of_llm(

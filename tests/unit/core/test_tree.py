@@ -16,6 +16,7 @@ from cospec.core.tree import (
     is_chain,
     level_nodes,
     path_to,
+    sibling_ranks,
 )
 
 
@@ -57,3 +58,11 @@ def test_nodes_of_level_trees() -> None:
     assert level_nodes((3, 2), 4) == 3 + 6 + 6 + 6
     assert level_nodes((), 4) == 4
     assert level_nodes((5, 5, 5), 1) == 5
+
+
+def test_ranks_among_siblings() -> None:
+    tree = (-1, -1, 0, 0, 1, 1, 3)
+    assert sibling_ranks(tree, (1, 5)) == (1, 1)
+    assert sibling_ranks(tree, (0, 3, 6)) == (0, 1, 0)
+    assert sibling_ranks(tree, ()) == ()
+    assert sibling_ranks((-1, 0, 1), (0, 1)) == (), "a chain has none"

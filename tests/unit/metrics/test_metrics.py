@@ -14,6 +14,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.types import Speculation
 from cospec.drafters.model import ModelDrafter
+from cospec.metrics.engine import EngineMetrics, merge
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.toys import make_request, run_all, toy_engine, with_pool
@@ -110,3 +111,36 @@ def test_reading_them_teaches_the_policy_nothing_and_an_idle_engine_learns() -> 
     assert engine.metrics().policy == before
     engine.on_idle()
     assert engine.metrics().policy["acceptance_rate"] != before["acceptance_rate"]
+
+
+def test_counters_are_sums_and_levels_are_means() -> None:
+    first = EngineMetrics(
+        requests_running=2,
+        kv_cache_usage=0.5,
+        drafts={"a": 3},
+        accepted_per_pos={"a": [2, 1]},
+        requests_finished={"stop": 1},
+        execution_mode_info={"mode": "sequential"},
+        policy={"speculation_length": 4.0},
+        nodes=[{"node": "a"}],
+    )
+    second = EngineMetrics(
+        requests_running=1,
+        kv_cache_usage=0.1,
+        drafts={"a": 1, "b": 5},
+        accepted_per_pos={"a": [1, 1, 1]},
+        requests_finished={"length": 2},
+        execution_mode_info={"mode": "sequential"},
+        policy={"speculation_length": 2.0},
+    )
+    joined = merge([asdict(first), asdict(second)])
+    assert joined["requests_running"] == 3
+    assert joined["kv_cache_usage"] == 0.3
+    assert joined["drafts"] == {"a": 4, "b": 5}
+    assert joined["accepted_per_pos"] == {"a": [3, 2, 1]}
+    assert joined["requests_finished"] == {"stop": 1, "length": 2}
+    assert joined["execution_mode_info"] == {"mode": "sequential"}
+    assert joined["policy"] == {"speculation_length": 3.0}
+    assert joined["nodes"] == [{"node": "a"}]
+    assert joined["engines"] == 2
+    assert merge([asdict(first)]) == asdict(first)

@@ -67,7 +67,8 @@ static void near(const Floats& found, const Doubles& wanted, double tolerance, c
 // Call `run` on every instruction set with one and two threads. All must give the same bits, which are returned.
 static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what) {
     Floats first;
-    for (const char* isa : {"base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"})
+    for (const char* isa :
+        {"base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"})
         for (int threads = 1; threads <= 2; threads++) {
             if (!cospec_set_isa(isa)) continue;
             cospec_set_threads(threads);

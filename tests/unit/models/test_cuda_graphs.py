@@ -82,8 +82,10 @@ def test_buckets_are_powers_of_two() -> None:
     assert shape_of(prompts(kv)) is None
     assert graph_shape_of(decode(kv, 0, 0, 1, 2), most_entries=1023) is None
     assert graph_shape_of(decode(kv, 0, 0), most_entries=0) is None, "a back end that captures nothing"
-    chain = SequenceSlice("s0", 70, (1, 2), parents=(-1,))
-    assert shape_of(kv.pack(TokenBatch((chain, SequenceSlice("s1", 5, (3,)))))) is None
+    chain = SequenceSlice("s0", 70, (1, 2, 3), parents=(-1, 0))
+    assert shape_of(kv.pack(TokenBatch((chain, SequenceSlice("s1", 5, (3,)))))) == GraphShape(2, 16, 4)
+    long = SequenceSlice("s0", 70, tuple(range(17)))
+    assert shape_of(kv.pack(TokenBatch((long,)))) is None
 
 
 def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
@@ -107,7 +109,7 @@ def test_a_run_with_recorded_steps_equals_one_without(caplog: pytest.LogCaptureF
     runner, kv = runner_of("llama")
     found = play(GraphRunner(runner, recorder), kv)
     assert_equal(found, play(*runner_of("llama")))
-    assert recorder.calls == 3, "for eight, four sequences and one"
+    assert recorder.calls == 4, "for eight, four sequences and one, and two sequences of several rows"
     assert not caplog.records
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from cospec.native import library
+
 ROOT = Path(__file__).resolve().parents[3]
 CHECK = Path(__file__).with_name("kernels_check.cpp")
 if not (ROOT / "csrc").exists():
@@ -40,15 +42,15 @@ def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = (), isas: tu
         build = builder()
         if isas is not None:
             patch.setattr(build, "ISAS", {isa: build.ISAS[isa] for isa in isas})
-        library = build.build(folder)
-    return run_check(folder, compiler, library, emulator)
+        built = build.build(folder)
+    return run_check(folder, compiler, built, emulator)
 
 
-def run_check(folder: Path, compiler: str, library: Path, emulator: tuple[str, ...] = ()) -> str:
+def run_check(folder: Path, compiler: str, built: Path, emulator: tuple[str, ...] = ()) -> str:
     """Build the program that checks a library, and run the program; returns the digest."""
     program = folder / "check"
-    flags = ["-std=c++17", "-O1", "-w", f"-I{ROOT / 'csrc'}", f"-Wl,-rpath,{library.parent}"]
-    subprocess.run([compiler, *flags, str(CHECK), str(library), "-o", str(program)], check=True)
+    flags = ["-std=c++17", "-O1", "-w", f"-I{ROOT / 'csrc'}", f"-Wl,-rpath,{built.parent}"]
+    subprocess.run([compiler, *flags, str(CHECK), str(built), "-o", str(program)], check=True)
     done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
@@ -74,6 +76,34 @@ def test_this_machine_computes_what_the_kernels_promise(here: str) -> None:
 def test_arm_processors_compute_the_same_bits(here: str, tmp_path: Path) -> None:
     emulator = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
     assert digest(tmp_path, "aarch64-linux-gnu-g++", emulator) == here
+
+
+# VEX and EVEX encode the same dot product; the assembler of the file of this instruction set writes the other one.
+EVEX_COMPILER = """#!/bin/sh
+case "$*" in
+*COSPEC_ISA=avx_vnni*)
+    for output; do :; done
+    g++ -include {cpuid} "$@" -S && grep -q '{{vex}} vpdpbusd' "$output" &&
+    sed 's/{{vex}} vpdpbusd/{{evex}} vpdpbusd/' "$output" > "$output.s" && exec g++ -c "$output.s" -o "$output";;
+*) exec g++ -include {cpuid} "$@";;
+esac
+"""
+CPUID = """#include <cpuid.h>
+#undef __get_cpuid_count
+#define __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx) (*(eax) = 1 << 4, 1)
+"""
+
+
+@pytest.mark.slow
+def test_avx_vnni_computes_the_same_bits(here: str, tmp_path: Path) -> None:
+    """The code for AVX-VNNI runs on a processor with AVX-512, whose encoding of the dot product it gets."""
+    if "avx512_vnni" not in library.offered() or shutil.which("g++") is None:
+        pytest.skip("needs g++ and a processor with AVX-512 VNNI")
+    cpuid, compiler = tmp_path / "cpuid.h", tmp_path / "compiler"
+    cpuid.write_text(CPUID)
+    compiler.write_text(EVEX_COMPILER.format(cpuid=cpuid))
+    compiler.chmod(0o755)
+    assert digest(tmp_path, str(compiler), isas=("avx_vnni",)) == here
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cpp")), ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.input_batch import pack
 from cospec.native import operators
-from cospec.native.library import ISAS
+from cospec.native.library import offered
 from cospec.registry import WEIGHT_FORMATS
 from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention
 
@@ -31,7 +31,7 @@ FORMATS = tuple(WEIGHT_FORMATS)
 def machines() -> Iterator[tuple[str, int]]:
     """Every instruction set that this processor has, with one and two threads."""
     best = operators.isa()
-    for isa in ISAS[: ISAS.index(best) + 1]:
+    for isa in offered():
         for threads in (1, 2):
             operators.set_isa(isa)
             operators.set_threads(threads)

@@ -68,7 +68,7 @@ def test_the_compiled_judge_decides_as_the_rules_do(
 def test_every_path_is_taken(acceptance_method: str, isa: str) -> None:
     """Drafts near their laws: every accepted length occurs, with every instruction set, as the rules have it."""
     best = library.isa()
-    if library.ISAS.index(isa) > library.ISAS.index(best):
+    if isa not in library.offered():
         pytest.skip(f"this processor has no {isa}")
     made = Round(200, np.random.default_rng(3))
     for seed in range(150):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,16 +16,17 @@ from cospec.errors import InvalidInput
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.verify import chisquare, enumeration, identity, invariance
-from cospec.verify.context import QUICK, CheckContext, run
+from cospec.verify import chisquare, enumeration
+from cospec.verify.context import QUICK, Check, CheckContext, run
 from cospec.verify.controls import KeepsAll, NoResidual
-from cospec.verify.identity import Pair, compare
+from cospec.verify.identity import Pair, compare, greedy_checks
 from cospec.verify.oracle import total_variation
 from cospec.verify.reference import tolerance_of
-from cospec.verify.suite import context_of_llm
+from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 from harness.llamas import write_pair
 from harness.toys import verifier_of
 
+GROUP_NAMES = ("enumeration", "greedy", "chisquare", "invariance")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ((3, 14, 15, 9), (2, 6, 5), (3, 5, 8, 9, 7))
 
@@ -59,11 +59,11 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
     return replace(made, prompts=PROMPTS, effort=effort)
 
 
-@pytest.mark.parametrize(
-    "check_group", [enumeration, identity, chisquare, invariance], ids=lambda check_group: check_group.__name__
-)
-def test_a_right_engine_climbs_every_rung(context: CheckContext, check_group: ModuleType) -> None:
-    checks = list(check_group.run_checks(context))
+@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+def test_a_right_engine_climbs_every_rung(
+    context: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
+) -> None:
+    checks = list(check_group(context))
     assert checks
     for check in checks:
         assert check.passed, check
@@ -162,19 +162,19 @@ def blended(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
     return replace(made, prompts=PROMPTS, effort=replace(QUICK, tokens=12, samples=300, length=2))
 
 
-@pytest.mark.parametrize(
-    "check_group", [enumeration, identity, chisquare, invariance], ids=lambda check_group: check_group.__name__
-)
-def test_several_models_under_a_blend_of_the_user(blended: CheckContext, check_group: ModuleType) -> None:
-    checks = list(check_group.run_checks(blended))
+@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+def test_several_models_under_a_blend_of_the_user(
+    blended: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
+) -> None:
+    checks = list(check_group(blended))
     assert checks and [check for check in checks if not check.passed] == []
 
 
 def test_one_model_in_the_place_of_a_blend_is_seen(blended: CheckContext) -> None:
     """Each group compares with the blend: outputs of the first model alone fail."""
     alone = replace(blended, llm=LLM(str(blended.llm.model_paths[0]), {"method": "off"}, threads=1))
-    for check_group in (identity, chisquare):
-        assert not all(check.passed for check in check_group.run_checks(alone))
+    for checks in (greedy_checks, chisquare.run_checks):
+        assert not all(check.passed for check in checks(alone))
     first = enumeration.toy_target(2, {"method": "single"})
     second = enumeration.toy_target(2, {"method": "weighted", "lambda": 0.5})
     exact = ACCEPTANCE_METHODS.load("rejection")()

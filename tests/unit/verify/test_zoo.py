@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from cospec.errors import InvalidInput
 from cospec.native import library
-from cospec.verify import chisquare, enumeration, identity, invariance
-from cospec.verify.context import CheckContext, bare_engine
+from cospec.verify import chisquare, enumeration
+from cospec.verify.context import Check, CheckContext, bare_engine
 from cospec.verify.controls import NoResidual
 from cospec.verify.joint_distribution import BORDER
-from cospec.verify.suite import context_of_llm
+from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 
 BEST = library.isa() if library.available() else "none"
 SETS = list(dict.fromkeys([BEST, "avx512", "avx2"]))
@@ -45,13 +43,13 @@ def test_the_enumeration_passes(zoo: CheckContext) -> None:
     assert all(check.passed for check in enumeration.run_checks(zoo))
 
 
-@pytest.mark.parametrize(
-    "check_group", [identity, chisquare, invariance], ids=lambda check_group: check_group.__name__.rpartition(".")[2]
-)
-def test_every_rung_passes(zoo: CheckContext, kernels: str, check_group: ModuleType) -> None:
-    if check_group is chisquare and kernels != BEST:
+@pytest.mark.parametrize("check_group", CHECK_GROUPS[1:], ids=("greedy", "chisquare", "invariance"))
+def test_every_rung_passes(
+    zoo: CheckContext, kernels: str, check_group: Callable[[CheckContext], Iterator[Check]]
+) -> None:
+    if check_group is chisquare.run_checks and kernels != BEST:
         pytest.skip("every instruction set computes the same bits, so one sample is enough")
-    checks: list[Any] = list(check_group.run_checks(zoo))
+    checks = list(check_group(zoo))
     assert checks
     assert [check for check in checks if not check.passed] == []
 

@@ -45,7 +45,7 @@ class PoolContext:
 
     Attributes:
         vocab_size: of the target.
-        at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
+        at_most: most drafters that take part; a policy may take fewer. None leaves the number to policy and routing.
         native: whether lockstep drafting may be one native call.
         similarity: of two tokens, for a routing that compares.
     """
@@ -95,7 +95,10 @@ class PoolDrafter(Drafter):
         self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
         priced = sum(not member.costless for member in self.members)
         self.capabilities = DrafterCapabilities(
-            costless=priced == 0, trees=combiner.branches, chains=not combiner.branches, num_drafters=max(1, priced)
+            costless=priced == 0,
+            trees=combiner.branches,
+            chains=not combiner.branches,
+            num_drafters=max(1, min(priced, setting.at_most or priced)),
         )
         self.drafts_outcomes = any([each.later and each.drafter.drafts_outcomes for each in self.members])
         self.pool_stats = PoolStats(len(self.members))
@@ -275,9 +278,9 @@ class PoolDrafter(Drafter):
                 due.append(context)
             weights.rounds += 1
             record.base = len(context.tokens)
-            draft_tasks.append(
-                DraftTask(context, budget, record, able, most if budget.drafters is None else budget.drafters)
-            )
+            wanted = budget.drafters
+            bound = most if wanted is None or (most is not None and most < wanted) else wanted
+            draft_tasks.append(DraftTask(context, budget, record, able, bound))
         return draft_tasks, due
 
     def _unscored(self) -> frozenset[int]:
@@ -290,6 +293,7 @@ class PoolDrafter(Drafter):
 
     def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
         """Let drafters score known tokens, where they can; scores of asynchronous drafters count when they arrive."""
+        started = self.setting.clock()
         for member in self.members:
             if member.later and member.present:
                 member.start_scoring(due)
@@ -297,6 +301,7 @@ class PoolDrafter(Drafter):
         found = [member.score_known_tokens(due) if on else {} for on, member in zip(local, self.members, strict=True)]
         for context in due:
             self.records[context.id].weights.score_known_tokens([own.get(context.id) for own in found])
+        self.scoring_seconds += self.setting.clock() - started
 
     def _read_scores(self) -> None:
         """Read the scores that asynchronous drafters have sent since the latest step."""

@@ -62,7 +62,7 @@ class AttentionBackend(ABC):
         """Return why the back end cannot run layers of these shapes, as a clause; empty if supported."""
 
     def capture(self, batch: InputBatch) -> LayerAttend:
-        """Prepare a batch of fixed size, with one row per sequence, whose tensors get other contents later.
+        """Prepare a batch of fixed size, with equally many rows per sequence, whose tensors get other contents later.
 
         Preparation and call take every value from the tensors, so that both can be captured as a CUDA graph. Only
         called if ``capture_entries`` is above 0.
@@ -83,5 +83,5 @@ def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShap
         return backends[usable[0]]
     if name in usable:
         return backends[name]
-    because = "".join(f", because {reason}" for reason in reasons.values() if reason)
+    because = f", because {reasons[name]}" if name in reasons else ""
     raise InvalidInput("attention_backend", name, f"auto or {' or '.join(usable)}{because}")

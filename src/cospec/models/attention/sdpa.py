@@ -29,7 +29,8 @@ class SdpaAttention(AttentionBackend):
 
     def capture(self, batch: InputBatch) -> LayerAttend:
         """See ``AttentionBackend``."""
-        return Padded(batch, Frame(rows=1, entries=batch.tables.shape[1] * batch.page_size))
+        rows = len(batch.ids) // len(batch.tables)
+        return Padded(batch, Frame(rows, entries=batch.tables.shape[1] * batch.page_size, trees=rows > 1))
 
     def why_not(self, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
         """See ``AttentionBackend``."""

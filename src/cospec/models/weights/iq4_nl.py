@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cospec.models.weights.blocks import Blocks, Floats, half_bytes, halves, largest_signed
-from cospec.models.weights.tables import TableFormat
+from cospec.models.weights.scalar_blocks import TableFormat
 
 
 class Iq4Nl(TableFormat):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cospec.core.types import Commit, DraftBudget
+from cospec.policies.goodput.level_rates import Fate, LevelRates
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,8 +28,8 @@ FORGET_AFTER = 4096  # steps after which a count has vanished; aborted sequences
 class AcceptanceRates:
     """Rates by sequence. Counts decay lazily, so the cost of a step is proportional to its verified drafts."""
 
-    def __init__(self, prior: float = PRIOR) -> None:
-        self.prior = prior
+    def __init__(self, prior: float = PRIOR, levels: LevelRates | None = None) -> None:
+        self.prior, self.levels = prior, levels or LevelRates(by_level=False, by_width=False)
         self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the step of these counts
         self._round = self._swept = 0
         self._accepted = self._rejected = 0.0
@@ -55,6 +56,8 @@ class AcceptanceRates:
         """
         found: dict[str, list[float]] = {}  # accepted, rejected, steps
         ended: list[str] = []
+        fates: dict[Fate, list[float]] = {}  # drafts, and the sum of their rates
+        usual = self.overall
         for commits, given in rounds:
             self._round += 1
             accepted = rejected = 0.0
@@ -64,8 +67,16 @@ class AcceptanceRates:
                     judged = True
                     kept, lost = float(len(commit.path)), float(commit.rejected)
                     budget = given.get(commit.id)
-                    if budget is not None and budget.widths:
-                        kept, lost = self._per_token(len(commit.path), commit.rejected, budget.widths)
+                    widths = () if budget is None else budget.widths
+                    if self.levels.active:
+                        fate = fates.setdefault((widths, len(commit.path), int(commit.rejected)), [0.0, 0.0])
+                        fate[0] += 1
+                        fate[1] += self._rate(self._counts.get(commit.id), usual)
+                    if self.levels.active:
+                        later = sum([rank > 0 for rank in commit.ranks])  # accepted after a wrong first sibling
+                        kept, lost = kept - later, lost + later
+                    elif widths:
+                        kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
                     accepted += kept
                     rejected += lost
                     counts = found.get(commit.id)
@@ -82,6 +93,8 @@ class AcceptanceRates:
             decay = DECAY_ALL if judged else IDLE_DECAY_ALL
             self._accepted = self._accepted * decay + accepted
             self._rejected = self._rejected * decay + rejected
+        if fates:
+            self.levels.observe(fates, len(rounds))
         self._merge(found)
         for id in ended:
             self._counts.pop(id, None)
@@ -108,7 +121,8 @@ class AcceptanceRates:
 
         Each of the w tokens of a level is right with probability α. A failed level has no right token. An accepted
         level has
-        wα / (1 − (1 − α)^w) right tokens in expectation (one step of expectation maximisation).
+        wα / (1 − (1 − α)^w) right tokens in expectation (one step of expectation maximisation). With rates by level,
+        the rate is that of first siblings, see ``Commit.ranks``.
         """
         alpha, accepted, rejected = self.overall, 0.0, 0.0
         for width in widths[:levels]:

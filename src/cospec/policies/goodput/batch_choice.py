@@ -8,6 +8,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,6 +19,9 @@ PARTS = 8  # sizes of a prefix that are examined: eighths of the sequences
 GAIN = 1.02  # of the goodput of all sequences, that a smaller step must reach
 WAIT = DraftBudget(wait=True)
 
+Solved = Callable[[Sequence[int]], tuple[LengthChoice, list[DraftBudget]]]
+"""The best lengths of a step with the sequences of these indices."""
+
 
 def batch_sizes(count: int, every: bool = False) -> list[int]:
     """Return the sizes to examine, all of ``count`` sequences first."""
@@ -25,32 +29,50 @@ def batch_sizes(count: int, every: bool = False) -> list[int]:
     return sorted(sizes, reverse=True)
 
 
-def best_size(sizes: Sequence[int], limit: float, outcome: Callable[[int], LengthChoice]) -> int:
+def best_size(
+    sizes: Sequence[int], limit: float, outcome: Callable[[int], LengthChoice], latest: int | None = None
+) -> int:
     """Return the size with the most tokens per second, among the sizes whose step ends within ``limit`` seconds.
 
     Args:
         sizes: as of ``batch_sizes``.
         outcome: the best lengths of the first so many sequences.
+        latest: the size to start from. Smaller or larger sizes are examined while goodput rises: goodput has one peak
+            where no token costs less than the token before. None examines all sizes.
 
-    Without such a size, return the smallest.
+    Without such a size, return the size with the shortest of the examined steps.
     """
-    found = {size: outcome(size) for size in sizes}
-    within = [size for size in sizes if found[size].seconds <= limit]
-    if not within:
-        return min(sizes)
-    first = within[0]
-    best = max(within, key=lambda size: found[size].goodput)
-    return best if found[best].goodput > GAIN * found[first].goodput else first
+    values: dict[int, float] = {}
+
+    def value(size: int) -> float:
+        if size not in values:
+            found = outcome(size)
+            values[size] = found.goodput if found.seconds <= limit else -found.seconds
+        return values[size]
+
+    if latest is None:
+        best = max(sizes, key=value)
+    else:
+        start = min(range(len(sizes)), key=lambda place: abs(sizes[place] - latest))
+        smaller = _climb(sizes[start:], value)
+        best = smaller if smaller != sizes[start] else _climb(sizes[start::-1], value)
+    whole = value(sizes[0])
+    return sizes[0] if 0 < value(best) <= GAIN * whole else best
 
 
-def in_turns(
-    order: Sequence[int], size: int, solved: Callable[[Sequence[int]], tuple[LengthChoice, list[DraftBudget]]]
-) -> tuple[LengthChoice, list[DraftBudget]]:
+def _climb(sizes: Sequence[int], value: Callable[[int], float]) -> int:
+    """Return the size before the first size that is no better."""
+    for size, following in pairwise(sizes):
+        if value(following) <= value(size):
+            return size
+    return sizes[-1]
+
+
+def in_turns(order: Sequence[int], size: int, solved: Solved) -> tuple[LengthChoice, list[DraftBudget]]:
     """Return the lengths of all sequences, in the order of their ages, where each step takes ``size`` of them.
 
     Args:
         order: the indices of the sequences in the order of turns.
-        solved: the best lengths of a step with the sequences of these indices.
 
     The last group of turns has ``size`` sequences too, some of them from the group before.
     """
@@ -66,29 +88,52 @@ def in_turns(
 
 
 class BatchChoice:
-    """Turns of the sequences while ``size`` of them take part in a step; None: all take part."""
+    """Turns of the sequences while ``size`` of them take part in a step; None: all take part.
 
-    def __init__(self) -> None:
+    Args:
+        limit: longest step in seconds.
+        every: examine every size, as an oracle does.
+    """
+
+    def __init__(self, limit: float = float("inf"), every: bool = False) -> None:
         self.size: int | None = None
-        self._turns = 0
-        self._latest: dict[str, int] = {}  # the latest turn of each sequence; a new sequence comes after all turns
+        self._limit, self._every = limit, every
+        self._ids: Sequence[str] = ()
+        self._order: list[int] = []  # indices among these in the order of turns
+
+    def choose(
+        self, ids: Sequence[str], choice: LengthChoice, budgets: list[DraftBudget], solved: Solved
+    ) -> tuple[LengthChoice, list[DraftBudget]]:
+        """Choose ``size`` (SmartSpec Algorithm 2); return the lengths in steps of so many sequences.
+
+        Args:
+            choice, budgets: the best lengths of a step with all sequences.
+        """
+        order, count = self.order(ids), len(ids)
+        latest = None if self._every else min(self.size or count, count)
+
+        def outcome(size: int) -> LengthChoice:
+            return choice if size == count else solved(order[:size])[0]
+
+        size = best_size(batch_sizes(count, self._every), self._limit, outcome, latest)
+        self.size = size if size < count else None
+        return (choice, budgets) if self.size is None else in_turns(order, size, solved)
 
     def order(self, ids: Sequence[str]) -> list[int]:
         """Return the indices of ``ids``, oldest first, in the order of turns."""
-        return sorted(range(len(ids)), key=lambda place: self._latest.get(ids[place], self._turns))
+        if ids != self._ids:
+            places = {id: place for place, id in enumerate(ids)}
+            before = [places.pop(id) for id in (self._ids[place] for place in self._order) if id in places]
+            self._ids, self._order = ids, [*before, *places.values()]
+        return self._order
 
     def taken(self, ids: Sequence[str], budgets: list[DraftBudget]) -> list[DraftBudget]:
         """Return the budgets of one step; the sequences beyond the size wait."""
         if self.size is None or self.size >= len(ids):
-            self._latest.clear()
+            self._ids, self._order = (), []
             return budgets
-        order = self.order(ids)
-        waiting = order[self.size :]
-        found, latest = list(budgets), {ids[place]: self._latest.get(ids[place], self._turns) for place in waiting}
+        order, found = self.order(ids), [WAIT] * len(ids)
         for place in order[: self.size]:
-            self._turns += 1
-            latest[ids[place]] = self._turns
-        for place in waiting:
-            found[place] = WAIT
-        self._latest = latest
+            found[place] = budgets[place]
+        self._order = order[self.size :] + order[: self.size]
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
-from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size, in_turns
+from cospec.policies.goodput.batch_choice import BatchChoice
 from cospec.policies.goodput.decision import (
     FIRST_WAIT,
     KEEP,
@@ -32,18 +33,15 @@ from cospec.policies.goodput.decision import (
     steps_to_next_review,
 )
 from cospec.policies.goodput.draft_cache_release import DraftCacheRelease
-from cospec.policies.goodput.draft_shapes import chains, trees
 from cospec.policies.goodput.exploration import LENGTH, PLAIN, ROUNDS, TRIAL_STEPS, ExplorationBudget
 from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits, allocate
 from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
+from cospec.policies.goodput.level_rates import LevelRates
 from cospec.policies.goodput.num_drafters import NumDrafters
+from cospec.policies.goodput.shape_choice import ShapeChoice
 from cospec.policies.goodput.split_multi_step import ObservedSteps
 from cospec.policies.latency.step import StepLatency
 from cospec.policies.policy_context import PolicyContext
-
-LONGEST_CHAIN = 32  # that a length without configuration grows to
-
-Solver = Callable[[Floats, LengthInputs], tuple[LengthChoice, list[DraftBudget]]]
 
 
 class GoodputOptions(Options):
@@ -57,6 +55,8 @@ class GoodputOptions(Options):
         max_step_seconds: longest planned step with drafts (T_max).
         max_verified_tokens: draft tokens verified in a step (Γ_max); None leaves the engine's limits.
         choose_batch: steps may leave out sequences for the sake of goodput.
+        per_position: acceptance rates by position of a chain, and by level of a tree; False: one rate for all.
+        trees: trees of model drafters where trees yield more tokens per second than chains.
     """
 
     per_sequence: bool = True
@@ -66,6 +66,8 @@ class GoodputOptions(Options):
     max_step_seconds: float | None = Field(default=None, gt=0)
     max_verified_tokens: int | None = Field(default=None, ge=0)
     choose_batch: bool = False
+    per_position: bool = False
+    trees: bool = False
 
 
 class Goodput(Policy):
@@ -85,15 +87,18 @@ class Goodput(Policy):
     ) -> None:
         self.options, self.context = options, context
         self.cost = StepLatency(context.costs, context.capabilities)
-        self.acceptance = AcceptanceRates(options.prior)
+        able = context.capabilities
+        self.trees = options.trees and not able.trees and not able.chains
+        levels = LevelRates(options.per_position, self.trees or (options.per_position and able.trees))
+        self.acceptance = AcceptanceRates(options.prior, levels)
         self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
         self.num_drafters = NumDrafters(context.capabilities.num_drafters)
-        self.batch = BatchChoice()
-        self._every_size = every_size
-        self._bounds, self._solve = StepBounds(options.max_step_seconds, options.max_verified_tokens), solve
-        shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
-        self._problem = LengthProblem(shapes, self.cost, self._bounds, solve)
+        self.batch = BatchChoice(options.max_step_seconds or float("inf"), every_size)
+        bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
+        self._shapes = ShapeChoice(
+            context, lambda menu: LengthProblem(menu, self.cost, bounds, solve), levels, self.trees
+        )
         self._probe_length = min(LENGTH, context.longest)
         self._observed = ObservedSteps()  # since the latest review
         self._wait = FIRST_WAIT  # maximum steps from the latest review to the next
@@ -165,6 +170,11 @@ class Goodput(Policy):
         return self._decision.goodput * (target.tokens(tokens + 1) - target.tokens(tokens))
 
     @property
+    def _problem(self) -> LengthProblem:
+        """The problem with the shapes of the latest decision."""
+        return self._shapes.problem
+
+    @property
     def _assigned(self) -> Assignment:
         """The assignment of the latest plan."""
         return (self._interruption or self._decision).assigned
@@ -183,8 +193,8 @@ class Goodput(Policy):
         """Learn from stored steps; make a new decision if requests, rates, costs or load changed."""
         self._learn_rates()
         self._observed.restart()
-        before = self._decision
-        if changed or self._step > before.expires or self._is_old(load):
+        before, moved = self._decision, self._shapes.refresh()
+        if moved or changed or self._step > before.expires or self._is_old(load):
             self._decide(ids, load)
         stable = changed or self._decision.drafts_for == before.drafts_for
         self._wait = steps_to_next_review(self._wait, stable, self._decision.drafts_for)
@@ -219,8 +229,7 @@ class Goodput(Policy):
         lengths = [len(sequence.tokens) for sequence in load.ready]
         backlog = None if self.context.capabilities.costless else self.draft_caches.backlog(load.ready, lengths)
         inputs = self._problem.inputs(load, lengths, backlog)
-        solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
-        rates, choice, found = self._choose_num_drafters(rates, inputs, solve)
+        rates, choice, found = self._choose_num_drafters(rates, inputs)
         if self.options.choose_batch and len(ids) > 1:
             choice, found = self._choose_batch(ids, rates, choice, found, load)
         trusted = self.num_drafters.most == 1 or self.num_drafters.settled
@@ -229,7 +238,7 @@ class Goodput(Policy):
         explored, steps = (found, 1) if turns else self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
         new_request = self._for_new_request(choice, inputs, load)
-        self._resize(choice)
+        self._shapes.resize(choice)
         version = self.cost.changed
         by_count = self._decision.by_count if self._decision.costs_version == version else {}
         self._decision = Decision(
@@ -251,45 +260,18 @@ class Goodput(Policy):
     def _choose_batch(
         self, ids: list[str], rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], load: BatchState
     ) -> tuple[LengthChoice, list[DraftBudget]]:
-        """Choose the sequences of a step (SmartSpec Algorithm 2); return the lengths in steps of so many sequences.
+        """Return the best lengths in steps of the best size. All steps of a size have the mean context, and no backlog.
 
         Args:
             choice, budgets: the best lengths of a step with all sequences.
         """
-        order = self.batch.order(ids)
-        limit = float("inf") if self.options.max_step_seconds is None else self.options.max_step_seconds
-        solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
+        context = float(np.mean([len(sequence.tokens) for sequence in load.ready]))
+        inputs = lru_cache(lambda size: self._problem.inputs(load, [context] * size, None))
 
         def solved(places: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
-            lengths = [len(load.ready[place].tokens) for place in places]
-            return solve(rates[list(places)], self._problem.inputs(load, lengths, None))
+            return self._problem.solve(rates[list(places)], inputs(len(places)), self.options.per_sequence)
 
-        def outcome(size: int) -> LengthChoice:
-            return choice if size == len(ids) else solved(order[:size])[0]
-
-        size = best_size(batch_sizes(len(ids), self._every_size), limit, outcome)
-        self.batch.size = size if size < len(ids) else None
-        if self.batch.size is None:
-            return choice, budgets
-        return in_turns(order, size, solved)
-
-    def _resize(self, choice: LengthChoice) -> None:
-        """Double the longest chain from the next decision on, where a request takes all of the longest.
-
-        Slow links or a slow target call for longer drafts than the default limit. The limit returns by halves where no
-        request takes half of the longest, so other decisions examine no more lengths. A configured length is kept.
-        """
-        if not self.context.may_grow:
-            return
-        longest, taken = self._problem.shapes.gains.shape[1], int(choice.counts.max(initial=0))
-        if taken >= longest:
-            resized = min(2 * longest, LONGEST_CHAIN)
-        elif taken < longest // 2:
-            resized = max(longest // 2, self.context.longest)
-        else:
-            return
-        if resized != longest:
-            self._problem = LengthProblem(chains(resized), self.cost, self._bounds, self._solve)
+        return self.batch.choose(ids, choice, budgets, solved)
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
         """Record the budgets from now on; returned budgets may release draft caches."""
@@ -365,16 +347,17 @@ class Goodput(Policy):
         return self._set_num_drafters([budget], self.num_drafters.count)[0]
 
     def _choose_num_drafters(
-        self, rates: Floats, inputs: LengthInputs, solve: Solver
+        self, rates: Floats, inputs: LengthInputs
     ) -> tuple[Floats, LengthChoice, list[DraftBudget]]:
         """Return the best lengths with the best number of drafters, among the current number and its neighbours."""
+        each = self.options.per_sequence
         if self.num_drafters.most == 1:
-            return rates, *solve(rates, inputs)
+            return rates, *self._shapes.solve(rates, inputs, each)
         overall, found = self.acceptance.overall, {}
         for m in self.num_drafters.nearby:
             self.cost.drafters = m
             shifted = self.num_drafters.shifted(rates, m, overall)
-            found[m] = (shifted, *solve(shifted, inputs))
+            found[m] = (shifted, *self._shapes.solve(shifted, inputs, each))
         best = max(found, key=lambda m: (found[m][1].goodput, -m))
         self.num_drafters.count = self.cost.drafters = best
         shifted, choice, budgets = found[best]

@@ -2,26 +2,29 @@
 
 Expected tokens of a chain of k: Σ_{j=0..k} α^j, finite at α = 1 (SmartSpec equation 8). Of a level tree with widths kᵢ:
 1 + Σᵢ Π_{j≤i} [1 − (1 − α)^{kⱼ}] (equation 10, corrected: the paper's exceeds the depth). Both bring less with every
-further token. The shapes of one rate form a row; each step is at least as good per token as the next. Rates are rounded
-to 1/``GRID``, so that rows are computed once.
+further token. Rates by level and width, where measured, replace α and 1 − (1 − α)^{kᵢ}. The shapes of one rate form a
+row; each step is at least as good per token as the next. Rates are rounded to 1/``GRID``, so rows are computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
 
 from cospec.core.types import DraftBudget
+from cospec.policies.goodput.level_rates import WIDEST, independent
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 GRID = 64
-MOST_NODES, WIDEST, DEEPEST = 24, 4, 5  # bounds of trees
+RATES = np.arange(GRID + 1) / GRID
+MOST_NODES, DEEPEST = 24, 5  # bounds of trees, with levels of at most ``WIDEST`` siblings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +66,80 @@ def nodes(widths: Sequence[int]) -> int:
     return total
 
 
-def chains(longest: int) -> DraftShapes:
-    """Return chains of up to ``longest`` tokens."""
-    rates = np.arange(GRID + 1)[:, None] / GRID
-    levels = np.arange(1, longest + 1)[None]
-    budgets = tuple(DraftBudget(depth=k, max_nodes=k) for k in range(longest + 1))
+def chains(longest: int, hits: Floats | None = None) -> DraftShapes:
+    """Return chains of up to ``longest`` tokens; ``hits``: acceptance of levels, as of ``LevelRates.hits``."""
     shape = (GRID + 1, longest)
-    return DraftShapes(
-        rates**levels, np.ones(shape, np.int64), np.broadcast_to(levels, shape).copy(), (budgets,) * (GRID + 1)
-    )
+    levels = np.broadcast_to(np.arange(1, longest + 1)[None], shape).copy()
+    gains = np.cumprod(_levels_of(longest, hits)[:, :, 0], axis=1, dtype=np.float64)
+    budgets = tuple(DraftBudget(depth=k, max_nodes=k) for k in range(longest + 1))
+    return DraftShapes(gains, np.ones(shape, np.int64), levels, (budgets,) * (GRID + 1))
 
 
-def trees(longest: int) -> DraftShapes:
+def trees(longest: int, hits: Floats | None = None) -> DraftShapes:
     """Return level trees on the upper hull of expected tokens over nodes; chains are trees of width 1."""
-    shapes = _shapes(min(longest, DEEPEST))
-    shapes += [(1,) * k for k in range(DEEPEST + 1, longest + 1)]
-    counts = np.array([nodes(each) for each in shapes])
-    rows = [_hull(shapes, counts, rate / GRID) for rate in range(GRID + 1)]
-    width = max(max(len(row) - 1 for row in rows), 1)
-    gains, sizes = np.zeros((GRID + 1, width)), np.ones((GRID + 1, width), np.int64)
-    depths = np.full((GRID + 1, width), longest, np.int64)
-    budgets = []
-    for rate, row in enumerate(rows):
-        values = [tree_tokens(rate / GRID, each) for each in row]
-        for step in range(len(row) - 1):
-            gains[rate, step] = values[step + 1] - values[step]
-            sizes[rate, step] = nodes(row[step + 1]) - nodes(row[step])
-            depths[rate, step] = max(len(each) for each in row[: step + 2])
-        budgets.append(tuple(DraftBudget(len(each), nodes(each), each) for each in row))
-    return DraftShapes(gains, sizes, depths, tuple(budgets))
+    shapes, offered = _shapes(longest)
+    counts, levels = np.array([budget.max_nodes for budget in offered]), np.array([budget.depth for budget in offered])
+    accepted = _levels_of(longest, hits)
+    values = np.stack([_tokens(each, accepted) for each in shapes])
+    rows, lengths = _hulls(values, counts)
+    taken = np.arange(max(1, rows.shape[1] - 1)) < lengths[:, None]
+    rows = np.pad(rows, ((0, 0), (0, max(0, 2 - rows.shape[1]))))
+    gains = np.where(taken, np.diff(np.take_along_axis(values.T, rows, 1)), 0.0)
+    sizes = np.where(taken, np.diff(counts[rows]), 1)
+    depths = np.where(taken, np.maximum.accumulate(levels[rows], axis=1)[:, 1:], longest)
+    budgets = [tuple([offered[each] for each in row]) for row in rows.tolist()]
+    kept = tuple([row[: length + 1] for row, length in zip(budgets, lengths.tolist(), strict=True)])
+    return DraftShapes(gains, sizes, depths, kept)
 
 
-def _shapes(deepest: int) -> list[tuple[int, ...]]:
-    """Return all non-increasing sequences of widths within the bounds."""
+def _levels_of(longest: int, hits: Floats | None) -> Floats:
+    """Return the acceptance of each level at each rate of the grid, ``[GRID + 1, longest, WIDEST]``."""
+    if hits is None:
+        return np.repeat(independent(RATES)[:, None], longest, axis=1)
+    return np.asarray(hits[:, np.minimum(np.arange(longest), hits.shape[1] - 1)])
+
+
+def _tokens(widths: Sequence[int], accepted: Floats) -> Floats:
+    """Return the expected tokens of a tree at each rate of the grid, ``[GRID + 1]``."""
+    levels = accepted[:, np.arange(len(widths)), np.array(widths, np.int64) - 1]
+    return np.asarray(1.0 + np.cumprod(levels, axis=1).sum(1))
+
+
+@lru_cache
+def _shapes(longest: int) -> tuple[Sequence[tuple[int, ...]], Sequence[DraftBudget]]:
+    """Return all non-increasing sequences of widths within the bounds, chains up to ``longest``, and their budgets."""
     found: list[tuple[int, ...]] = [()]
-    for depth in range(1, deepest + 1):
+    for depth in range(1, min(longest, DEEPEST) + 1):
         for each in product(range(1, WIDEST + 1), repeat=depth):
             if all(one >= two for one, two in pairwise(each)) and nodes(each) <= MOST_NODES:
                 found.append(each)
-    return found
+    found += [(1,) * k for k in range(DEEPEST + 1, longest + 1)]
+    return found, [DraftBudget(len(each), nodes(each), each) for each in found]
 
 
-def _hull(shapes: Sequence[tuple[int, ...]], counts: Ints, rate: float) -> list[tuple[int, ...]]:
-    """Return shapes from no draft on: each next shape has the steepest gain per node."""
-    values = np.array([tree_tokens(rate, each) for each in shapes])
-    row, now = [shapes[0]], 0
+def _hulls(values: Floats, counts: Ints) -> tuple[Ints, Ints]:
+    """Return shapes of each rate, from no draft on, where the next has the steepest gain per node.
+
+    Args:
+        values: ``[S, R]``, expected tokens of each shape at each rate.
+        counts: ``[S]``, nodes.
+
+    Returns:
+        The shapes, ``[R, J + 1]``, where a row repeats its last shape, and the number of steps of each row, ``[R]``.
+    """
+    rates = np.arange(values.shape[1])
+    now, rows, lengths = (
+        np.zeros(len(rates), np.int64),
+        [np.zeros(len(rates), np.int64)],
+        np.zeros(len(rates), np.int64),
+    )
     while True:
-        more = counts - counts[now]
-        slopes = np.where(more > 0, (values - values[now]) / np.maximum(more, 1), -np.inf)
-        best = int(slopes.argmax())
-        if slopes[best] <= 1e-9:
-            return row
-        row.append(shapes[best])
-        now = best
+        more = counts[:, None] - counts[now]
+        slopes = np.where(more > 0, (values - values[now, rates]) / np.maximum(more, 1), -np.inf)
+        best = slopes.argmax(axis=0)
+        going = slopes[best, rates] > 1e-9
+        if not going.any():
+            return np.stack(rows, 1), lengths
+        now = np.where(going, best, now)
+        lengths += going
+        rows.append(now)

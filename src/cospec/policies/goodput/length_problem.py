@@ -59,8 +59,9 @@ class LengthProblem:
         self._solve = solve
         self._table = np.zeros(0)
         self._of: ForwardLatency | None = None
+        self._limits: tuple[LengthInputs, ForwardLatency, StepLimits] | None = None  # the latest, and what they are of
 
-    def inputs(self, load: BatchState, lengths: Sequence[int], backlog: Floats | None) -> LengthInputs:
+    def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
         """Return the inputs of a step; the room in the cache is M_max."""
         n = len(lengths)
         room = min(load.tokens - n - load.other_prefill_tokens, load.free_cache_tokens - n - load.other_prefill_tokens)
@@ -68,6 +69,10 @@ class LengthProblem:
             room = min(room, self.bounds.tokens)
         fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
         return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
+
+    def solve(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> tuple[LengthChoice, list[DraftBudget]]:
+        """Return the best length of each sequence, or the best common length, from ``rates [n]``."""
+        return (self.per_sequence if per_sequence else self.uniform)(rates, inputs)
 
     def per_sequence(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
         """Return the best length of each sequence, from ``rates [n]``."""
@@ -106,7 +111,7 @@ class LengthProblem:
         gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
         costs = np.asarray(sizes * self.token_cost(inputs), dtype=np.float64)
         if not self.cost.capabilities.costless:
-            costs[:, :1] += self.cost.draft.sequence
+            costs[:, :1] += self.cost.draft.sequence + self.cost.scoring
         if inputs.backlog is not None:
             costs[:, :1] += inputs.backlog[:, None]
         return DraftLevels(gains, sizes, self.shapes.depths[rows], costs)
@@ -118,6 +123,11 @@ class LengthProblem:
         drafts look
         cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
         """
+        if self._limits is None or self._limits[0] is not inputs or self._limits[1] is not self.cost.draft:
+            self._limits = inputs, self.cost.draft, self._limits_of(inputs)
+        return self._limits[2]
+
+    def _limits_of(self, inputs: LengthInputs) -> StepLimits:
         n, target, capabilities = inputs.sequences, self.cost.target, self.cost.capabilities
         base, most = n + inputs.others, self.shapes.gains.shape[1] * int(self.shapes.sizes.max()) * n
         if self._of is not target or base + most >= len(self._table):

@@ -26,6 +26,7 @@ class DepthCorrection:
 
     def __init__(self) -> None:
         self._sums = np.zeros((SIZES, LONGEST + 1, 3))  # excess, seconds without drafts, steps
+        self._excess: dict[int, Floats] = {}  # by size, since the latest ``follow``
 
     def follow(
         self, kinds: tuple[Ints, Ints], seconds: Floats, predicted: Floats, plain: Floats, weights: Floats
@@ -39,6 +40,7 @@ class DepthCorrection:
             plain: predictions of the same steps without drafts.
             weights: weight of each step, in steps.
         """
+        self._excess = {}
         sizes, depths = _size(kinds[0]), np.minimum(kinds[1], LONGEST)
         bounded = np.minimum(seconds, OUTLIER * predicted)
         for size in np.unique(sizes):
@@ -59,17 +61,19 @@ class DepthCorrection:
 
         The unit is a step without drafts. Lengths without steps take the excess of all drafts together.
         """
-        sums = self._sums[int(_size(np.array(requests)))]
-        drafts = _share(sums[1:].sum(0), 0.0)
-        found = np.concatenate([[_share(sums[0], 0.0)], [_share(row, drafts) for row in sums[1:]]])
-        return np.asarray(np.clip(found, LEAST, MOST))
+        size = min(max(requests, 1).bit_length() - 1, SIZES - 1)
+        if size not in self._excess:
+            sums, typical = self._sums[size], np.zeros(LONGEST + 1)
+            typical[1:] = _shares(sums[1:].sum(0)[None], np.zeros(1))
+            self._excess[size] = np.asarray(np.clip(_shares(sums, typical), LEAST, MOST), dtype=np.float64)
+        return self._excess[size]
 
 
-def _share(sums: Floats, typical: float) -> float:
-    """Return the share of ``sums [3]``, shrunk towards the typical share by ``TRUST`` steps."""
-    excess, plain, steps = sums.tolist()
-    own = excess / plain if plain > 0 else 0.0
-    return float((steps * own + TRUST * typical) / (steps + TRUST))
+def _shares(sums: Floats, typical: Floats) -> Floats:
+    """Return the shares of ``sums [L, 3]``, shrunk towards the typical shares ``[L]`` by ``TRUST`` steps."""
+    excess, plain, steps = sums.T
+    own = np.divide(excess, plain, out=np.zeros_like(plain), where=plain > 0)
+    return np.asarray((steps * own + TRUST * typical) / (steps + TRUST))
 
 
 def _size(requests: Ints) -> Ints:

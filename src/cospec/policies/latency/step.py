@@ -33,6 +33,7 @@ WARM_STEPS = 2  # steps of a kind after which the caches are in the steady state
 CHECK_EVERY = 32  # steps between two checks of the errors
 FIRST_BATCH, MAX_BATCH = 32, 256  # maximum number of stored steps before learning, initially and later
 BATCH_SECONDS = 0.8  # seconds of stored steps before learning: learning then takes the same share of all time
+SCORING_MEMORY = 0.99  # weight of the past in the seconds of scoring per draft, per step with drafts
 ERROR_WINDOW = 9  # latest predictions that give the error
 MAX_ERROR = 0.2  # median relative error
 MAX_DOUBT = 0.05  # maximum relative advantage that drafts must have
@@ -63,6 +64,7 @@ class StepLatency:
         trust = MEASURED if costs.draft and capabilities.num_drafters == 1 else GUESSED
         self.correction = DepthCorrection()
         self._fed = 0.0  # seconds per token of a new text, learned from steps
+        self._scored = np.zeros(2)  # seconds of scoring, and drafts; both decay
         self._depth, self._repeats = 0, 0  # of the latest step, and the number of equal steps before
         self._drafts = [OnlineFit(whole.scaled(max(1, m) / self.drafters), trust) for m in range(self.drafters + 1)]
         self._overlapped = 0.0  # share of the shorter of both that overlaps with the longer
@@ -94,6 +96,12 @@ class StepLatency:
         return self._fed or self.draft.slopes[-1]
 
     @property
+    def scoring(self) -> float:
+        """Seconds per draft in which drafters of a pool score known tokens, in the mean over steps."""
+        seconds, drafts = self._scored.tolist()
+        return float(seconds / drafts) if drafts else 0.0
+
+    @property
     def doubt(self) -> float:
         """Relative advantage that steps with drafts must have: the prediction error, within bounds."""
         return min(self.error, MAX_DOUBT)
@@ -103,9 +111,10 @@ class StepLatency:
         tokens."""
         if self.capabilities.costless or depth <= 0:
             return 0.0
+        scoring = self.scoring * drafts
         if self.capabilities.single_pass:
-            return self.draft.seconds(0.0, tokens, drafts)
-        return self.draft.seconds(context, tokens / depth, drafts, depth)
+            return self.draft.seconds(0.0, tokens, drafts) + scoring
+        return self.draft.seconds(context, tokens / depth, drafts, depth) + scoring
 
     def predict(self, stats: StepStats) -> float:
         """Return the predicted seconds of a step like ``stats``."""
@@ -136,10 +145,12 @@ class StepLatency:
         rounds = np.array([_row(*each) for each in observed], dtype=np.float64)
         self._correct(rounds)
         self._follow_rest(rounds)
-        context, tokens, sequences, depth, _, _, draft, target, _, fed, members = rounds.T
+        context, tokens, sequences, depth, _, drafts, draft, target, _, fed, members, scoring = rounds.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(observed))], 1)[target > 0])
         drafted = (depth > 0) & (fed == 0) & (draft > 0)
         if drafted.any() and not self.capabilities.costless:
+            seen = np.array([scoring[drafted].sum(), drafts[drafted].sum()])
+            self._scored = SCORING_MEMORY ** float(drafted.sum()) * self._scored + seen
             proposals = self._proposals(rounds)
             for m in set(members[drafted].tolist()):
                 self._drafts[int(m)].follow(proposals[drafted & (members == m)])
@@ -231,9 +242,10 @@ class StepLatency:
 
 
 def _row(stats: StepStats, fed: int, members: int) -> tuple[float, ...]:
+    """Return a step without its scoring, whose seconds come last; scores of a new text are part of feeding."""
     times = stats.times
-    drafts = stats.drafts or stats.sequences
+    drafts, scoring = stats.drafts or stats.sequences, 0.0 if fed else times.scoring
     return (
         stats.context_tokens, stats.batched_tokens, stats.sequences, stats.depth, stats.proposed, drafts,
-        times.draft, times.target, stats.working, fed, members,
+        times.draft - scoring, times.target, stats.working - scoring, fed, members, scoring,
     )  # fmt: skip

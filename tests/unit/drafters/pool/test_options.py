@@ -140,7 +140,8 @@ def test_the_engine_names_the_drafter_that_is_wrong(member: dict[str, Any], sent
 def test_at_most_bounds_the_drafters() -> None:
     pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
     assert pool.setting.at_most == 1
-    for count, wanted in ((None, 1), (2, 2)):
+    assert pool.capabilities.num_drafters == 1, "no policy asks for more"
+    for count, wanted in ((None, 1), (2, 1)):
         pool.propose(
             [DraftContext(f"s{count}", [1, 2, 3], 1, GREEDY, 0, StreamKind.TARGET)], [DraftBudget(2, 8, drafters=count)]
         )

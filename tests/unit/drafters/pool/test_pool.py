@@ -17,7 +17,7 @@ from cospec.core.interfaces import Executor
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation, TokenScores
 from cospec.drafters.known_token_scores import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.coordinator import Coordinator
@@ -95,6 +95,33 @@ def test_a_late_drafter_is_left_out_of_the_rounds_after() -> None:
     pool = pool_of({"sound": ScriptedDrafter([4, 4]), "slow": slow}, "union", "all", V, clock, deadline=0.1)
     assert ["slow" in names for names in rounds(pool, 3)] == [True, False, True]
     assert pool.left_out()["slow"] == 2
+
+
+class Scoring(ScriptedDrafter):
+    """Takes a second to score."""
+
+    scores_known_tokens = True
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__([4, 4])
+        self.clock = clock
+
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        self.clock.now += 1.0
+        return {each.id: TokenScores(1.0, 1) for each in contexts}
+
+
+def test_the_seconds_of_scoring_are_known() -> None:
+    """Before the first round and again after sixteen, by each drafter that can."""
+    clock = Ticks()
+    pool = pool_of(
+        {"one": Scoring(clock), "two": Scoring(clock), "copy": ScriptedDrafter([4])}, "union", "hedge", V, clock
+    )
+    found = []
+    for _ in range(18):
+        rounds(pool, 1)
+        found.append(pool.scoring_seconds)
+    assert found == [2.0] * 16 + [4.0] * 2
 
 
 class Elsewhere(ScriptedDrafter):

@@ -46,6 +46,28 @@ def test_a_gain_within_the_error_leaves_out_none() -> None:
     assert best_size((8, 4), float("inf"), outcomes.__getitem__) == 8
 
 
+@pytest.mark.parametrize("limit", [float("inf"), 2.0])
+def test_the_peak_is_found_from_any_size(limit: float) -> None:
+    """Tokens beyond 24 are dear; few sizes are examined from the best, or where all fit."""
+    sizes = batch_sizes(64)
+
+    def crowded(size: int) -> LengthChoice:
+        return of_size(size, 1.0 + 0.05 * size + 0.5 * max(0, size - 24))
+
+    best = best_size(sizes, limit, crowded)
+    assert best == (24 if limit > 3 else 16)
+    for latest in sizes:
+        assert best_size(sizes, limit, crowded, latest) == best
+    asked = set[int]()
+
+    def roomy(size: int) -> LengthChoice:
+        asked.add(size)
+        return of_size(size, 1.0 + 0.01 * size)
+
+    assert best_size(sizes, float("inf"), roomy, 64) == 64
+    assert asked == {64, 56}
+
+
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (5, 1), (9, 8)])
 def test_none_starves(count: int, size: int) -> None:
     """Every sequence takes part at least once in n / b steps, rounded up, and equally often."""

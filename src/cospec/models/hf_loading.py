@@ -1,14 +1,19 @@
-"""Configuration and modules of a model in transformers' code, with weights from any source."""
+"""Configuration, tokenizer and modules of a model in transformers' code, with weights from any source."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cospec.errors import ModelError
 from cospec.models.files.open_source import open_source
+from cospec.models.hf_logging import hf_logging_off
+from cospec.models.lora import base_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
@@ -54,6 +59,24 @@ def hf_model(folder: Path, config: Any, dtype: torch.dtype, **options: Any) -> t
         found = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **LOCAL, **options)
     model, report = found
     return model, report
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model's folder; an adapter without a tokenizer has its base's.
+
+    Raises:
+        ModelError: no tokenizer exists, or its reading would run code of the folder.
+    """
+    from transformers import AutoTokenizer
+
+    folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
+    with hf_logging_off():
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **LOCAL)
+        except Exception as error:
+            # Many libraries read tokenizers and may raise anything.
+            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error
+    return tokenizer
 
 
 def first_line(error: Exception) -> str:

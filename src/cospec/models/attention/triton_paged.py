@@ -1,0 +1,114 @@
+"""Attention by Triton kernels, which read the pages in place, on a GPU, or on a CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import LayerBlocks, LayerShape
+
+SMALLEST_TILE = 16  # rows times heads of a matrix product on a GPU
+MAX_STATES = 1 << 24  # float32 numbers of the states of one launch, 64 MiB
+
+
+class TritonAttention(AttentionBackend):
+    """Two kernels: contexts in parts of fixed length, then the merge of the parts with the nodes of trees."""
+
+    name = "triton"
+    by_head = False
+    capture_entries = 1 << 20
+
+    def prepare(self, batch: InputBatch) -> LayerAttend:
+        """See ``AttentionBackend``."""
+        return _Paged(batch, any(span.tree for span in batch.spans), max(span.length for span in batch.spans))
+
+    def capture(self, batch: InputBatch) -> LayerAttend:
+        """See ``AttentionBackend``."""
+        trees = len(batch.ids) > len(batch.tables)
+        return _Paged(batch, trees, longest=batch.tables.shape[1] * batch.page_size)
+
+    def why_not(self, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
+        """See ``AttentionBackend``."""
+        if find_spec("triton") is None:
+            return "Triton is not installed (the extra `triton`)"
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "Triton runs on a CPU only with TRITON_INTERPRET=1, in the interpreter"
+        return "" if device.type in ("cpu", "cuda") else f"Triton kernels do not run on {device.type}"
+
+
+class _Paged:
+    """The attention of one batch, prepared once and called once per layer, see ``LayerAttend``."""
+
+    def __init__(self, batch: InputBatch, trees: bool, longest: int) -> None:
+        # Triton reads TRITON_INTERPRET at import, and other back ends need no Triton.
+        from cospec.models.attention import triton_kernels
+
+        self._kernels, self._batch, self._trees = triton_kernels, batch, trees
+        self._parts = -(-longest // triton_kernels.PART.value)
+        at = batch.write_at.long()
+        self._page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
+        self._slot = at % batch.page_size
+        self._tiles: dict[int, Tensor] = {}
+
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape
+    ) -> Tensor:
+        pages.write(self._page, self._slot, keys, values)
+        batch, (_, count, dim), shared = self._batch, queries.shape, keys.shape[1]
+        group = _power_of_two(count // shared)
+        tile, width = max(SMALLEST_TILE, group), max(16, _power_of_two(dim))
+        tiles = self._tiles_of(tile // group)
+        scaled = pages.keys.dtype is torch.int8
+        scales = [x.view(torch.float32) if scaled else x for x in (pages.keys, pages.values)]
+        queries = queries.contiguous()
+        out = torch.empty_like(queries)
+        most = max(1, MAX_STATES // (shared * self._parts * tile * width))
+        size = (min(most, len(tiles)), shared, self._parts)
+        sums = torch.empty(*size, tile, width, dtype=torch.float32, device=queries.device)
+        norms = torch.empty(*size, 2, tile, dtype=torch.float32, device=queries.device)
+        common: dict[str, Any] = {
+            "queries": queries, "keys": pages.keys, "values": pages.values, "key_scales": scales[0],
+            "value_scales": scales[1], "tiles": tiles, "segments": batch.row_segment, "tables": batch.tables,
+            "visible": batch.visible, "positions": batch.positions, "sums": sums, "norms": norms,
+            "heads": count, "kv_heads": shared, "group": count // shared, "table_step": batch.tables.stride(0),
+            "page_size": batch.page_size, "page_step": pages.keys.stride(0), "head_step": pages.keys.stride(1),
+            "slot_step": pages.keys.stride(2), "parts": self._parts, "scale": float(heads.scale),
+            "softcap": heads.softcap or 0.0, "window": heads.window or 0,
+            "DIM": dim, "WIDTH": width, "HEADS": group, "TILE": tile, "SCALED": scaled,
+            "enable_fp_fusion": False,  # every rounding is as written
+        }  # fmt: skip
+        rows = {"masks": batch.mask, "starts": batch.starts, "write_at": batch.write_at, "out": out}
+        for first in range(0, len(tiles), most):  # later launches reuse the states
+            now = min(most, len(tiles) - first)
+            self._kernels.context_kernel[(now, shared, self._parts)](first_tile=first, **common)
+            self._kernels.tree_kernel[(now, shared)](first_tile=first, TREES=self._trees, **rows, **common)
+        return out
+
+    def _tiles_of(self, most: int) -> Tensor:
+        """Return the tiles of at most so many rows, int32 ``[tiles, 2]``: first row and number of rows."""
+        if most not in self._tiles:
+            spans, device = self._batch.spans, self._batch.ids.device
+            if spans:
+                found = [
+                    (span.first + row, min(most, span.rows - row))
+                    for span in spans
+                    for row in range(0, span.rows, most)
+                ]
+                self._tiles[most] = torch.tensor(found, dtype=torch.int32).to(device, non_blocking=True)
+            else:  # a captured batch, which copies nothing from the host
+                rows = torch.arange(len(self._batch.ids), dtype=torch.int32, device=device)
+                first = rows.view(len(self._batch.tables), -1)
+                left = (first.shape[1] - rows[: first.shape[1]]).clamp(max=most).expand_as(first)
+                self._tiles[most] = torch.stack([first, left], 2)[:, ::most].flatten(0, 1).contiguous()
+        return self._tiles[most]
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
