@@ -132,7 +132,11 @@ def rollouts(batch: int, native: bool) -> LLM:
 def without_rollouts(batch: int) -> LLM:
     """Return the ensemble with proposals token by token."""
     create = ProposingEnsemble.__init__
-    with patch.object(ProposingEnsemble, "__init__", lambda self, *given: create(self, *given[:3], False)):
+
+    def stepwise(self: ProposingEnsemble, decoder: Any, policy: Any, threads: bool, rollouts: bool) -> None:
+        create(self, decoder, policy, threads, False)
+
+    with patch.object(ProposingEnsemble, "__init__", stepwise):
         return ensemble(batch)
 
 

@@ -54,7 +54,7 @@ class MemberLogits(NamedTuple):
     logits: Tensor
 
 
-class _Asked(NamedTuple):
+class _PendingStep(NamedTuple):
     """A question to a drafter elsewhere, about the sequences ``rows`` by id."""
 
     future: Future[Any]
@@ -118,7 +118,7 @@ class LockstepSession:
 
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Feed the next token of each sequence; sequences without a token are finished."""
-        away = dict[int, _Asked]()
+        away = dict[int, _PendingStep]()
         if self.candidates:
             for row, token in tokens.items():
                 context = self._contexts[row]
@@ -138,17 +138,17 @@ class LockstepSession:
                 del self.logits[member]
         self._take(away)
 
-    def _ask(self, taking: Mapping[int, Sequence[int]]) -> dict[int, _Asked]:
+    def _ask(self, taking: Mapping[int, Sequence[int]]) -> dict[int, _PendingStep]:
         """Ask drafters elsewhere, all before the first answer is waited for."""
-        asked, started = dict[int, _Asked](), self.clock()
+        asked, started = dict[int, _PendingStep](), self.clock()
         for member, rows in taking.items():
             contexts = [self._contexts[row] for row in rows]
             future = self.members[member].start_step(contexts, self.distributions)
             if future is not None:
-                asked[member] = _Asked(future, {self._contexts[row].id: row for row in rows}, started)
+                asked[member] = _PendingStep(future, {self._contexts[row].id: row for row in rows}, started)
         return asked
 
-    def _take(self, asked: Mapping[int, _Asked]) -> None:
+    def _take(self, asked: Mapping[int, _PendingStep]) -> None:
         """Wait for the answers of drafters elsewhere, up to their deadlines."""
         self.candidates = {}
         for member, (future, rows, started) in asked.items():
