@@ -10,21 +10,22 @@ namespace cospec {
 
 namespace {
 
-struct Halves {  // [first, last) of a block, and the addresses of all halves of the block
-    const uint8_t* const* at;
+struct Values {  // halves [first, last) of a block
+    Halves halves;
     int first, last;
     uint64_t bits() const { return range_bits(first * HALF, last * HALF, 0); }
 };
 
 // state += weights of Q queries times the values of whole halves; LANES vectors from number `d` on.
 template <class E, int Q, int LANES>
-static void add_tile(const Query* queries, const Halves& values, long stride, long d) {
+static void add_tile(const Query* queries, const Values& values, long stride, long d) {
     V sum[Q][LANES];
     UNROLL_FOR (int i = 0; i < Q; i++)
         UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = load(queries[i].state + SUMS + d + 16 * l);
     for (int half = values.first; half < values.last; half++) {
-        const uint8_t* entry = values.at[half];
+        const uint8_t* entry = values.halves.at[half];
         for (int j = 0; j < HALF; j++, entry += stride) {
+            if (values.halves.ahead && d == 0) fetch(values.halves.ahead[half] + j * stride, stride);
             V value[LANES];
             UNROLL_FOR (int l = 0; l < LANES; l++) value[l] = numbers<E>(entry, d + 16 * l);
             UNROLL_FOR (int i = 0; i < Q; i++) {
@@ -39,13 +40,13 @@ static void add_tile(const Query* queries, const Halves& values, long stride, lo
 
 // The same for one query and the entries in its `bits`, ascending. WHOLE: see numbers().
 template <class E, int LANES, bool WHOLE = true>
-static void add_some(const Query& query, const Halves& values, long stride, long d) {
+static void add_some(const Query& query, const Values& values, long stride, long d) {
     float* state = query.state + SUMS + d;
     V sum[LANES];
     UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = load(state + 16 * l);
     for (uint64_t bits = query.bits & values.bits(); bits; bits &= bits - 1) {
         const int p = __builtin_ctzll(bits);
-        const uint8_t* entry = values.at[p / HALF] + p % HALF * stride;
+        const uint8_t* entry = values.halves.at[p / HALF] + p % HALF * stride;
         const V weight = splat(query.scores[p]);
         UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = fma(weight, numbers<E, WHOLE>(entry, d + 16 * l), sum[l]);
     }
@@ -53,7 +54,7 @@ static void add_some(const Query& query, const Halves& values, long stride, long
 }
 
 // Add the values of halves for Q queries that attend all entries, or for one query.
-template <class E, int Q> static void add_halves(const Query* queries, const Halves& values, long dim) {
+template <class E, int Q> static void add_halves(const Query* queries, const Values& values, long dim) {
     constexpr int LANES = TILE / Q;
     const long stride = entry_bytes<E>(dim);
     long d = 0;
@@ -192,7 +193,8 @@ static void attend_span(
         for (long h = 0; h < heads; h++) find_halves(params, table, task.first_head + h, stride, at, limit, found[h]);
     };
     const int parts = parts_at_once(queries.each);
-    const int step = heads == 1 ? HALVES : 2;  // one head's values stay in registers for the whole block
+    // The sums of many queries, or of one head, stay in registers for the whole block.
+    const int step = heads == 1 || parts == 2 ? HALVES : 2;
     begin = begin / BLOCK * BLOCK;
     find(begin);
     for (long at = begin; at < end; at += BLOCK) {
@@ -202,18 +204,19 @@ static void attend_span(
         for (long i = 0; i < queries.count; i++) queries.all[i].bits = queries.all[i].range.in_block(at);
         for (int part = 0; part < 4; part += parts)
             for (long h = 0; h < heads; h++) {
-                if (more) fetch(next[h] + 2 * part, 2 * parts, stride);
+                const Query* const first = queries.of_head(h);
+                const Halves keys = {halves[h] + 2 * part, more ? next[h] + 2 * part : nullptr};
 #if defined(__AVX512F__)
                 if (parts == 2) {
-                    score_many<E>(queries.of_head(h), queries.each, halves[h] + 2 * part, dim, part);
+                    score_many<E>(first, queries.each, keys, dim, part);
                     continue;
                 }
 #endif
-                for_tiles(queries.of_head(h), queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
+                for_tiles(first, queries.each, 0xffffull << (16 * part), [&](const Query* q, long size) {
                     const auto score = size == TILE_QUERIES ? score_tile<E, TILE_QUERIES>
                                        : size == 2          ? score_tile<E, 2>
                                                             : score_tile<E, 1>;
-                    score(q, halves[h] + 2 * part, dim, part);
+                    score(q, q == first ? keys : Halves{keys.at, nullptr}, dim, part);
                 });
             }
         for (long h = 0; h < heads; h++) {
@@ -227,13 +230,14 @@ static void attend_span(
         }
         for (int half = 0; half < HALVES; half += step)
             for (long h = 0; h < heads; h++) {
-                const Halves values = {halves[h] + HALVES, half, half + step};
-                if (more) fetch(next[h] + HALVES + half, step, stride);
-                for_tiles(queries.of_head(h), queries.each, values.bits(), [&](const Query* q, long size) {
+                const Query* const first = queries.of_head(h);
+                const Values all = {{halves[h] + HALVES, nullptr}, half, half + step};
+                const Values fetching = {{all.halves.at, more ? next[h] + HALVES : nullptr}, half, half + step};
+                for_tiles(first, queries.each, all.bits(), [&](const Query* q, long size) {
                     const auto add = size == TILE_QUERIES ? add_halves<E, TILE_QUERIES>
                                      : size == 2          ? add_halves<E, 2>
                                                           : add_halves<E, 1>;
-                    add(q, values, dim);
+                    add(q, q == first ? fetching : all, dim);
                 });
             }
     }

@@ -82,19 +82,25 @@ constexpr int TILE = 4, TILE_QUERIES = 2;
 INLINE void sum_tile(const V* part, float* r) { sums4(part, r); }
 #endif
 
-// Fetch halves into the second cache. The hardware fetches only inside of a page of memory.
-INLINE void fetch(const uint8_t* const* halves, long count, long stride) {
-    for (long half = 0; half < count; half++)
-        for (long at = 0; at < HALF * stride; at += 64) __builtin_prefetch(halves[half] + at, 0, 2);
+// Fetch entries into the second cache. The hardware fetches only inside of a page of memory.
+INLINE void fetch(const uint8_t* from, long bytes) {
+    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
+struct Halves {  // of a block, and the halves to fetch meanwhile, or null
+    const uint8_t *const *at, *const *ahead;
+};
+
 // Scores of Q queries for the sixteen entries of part `part` of a block, which two halves hold.
-template <class E, int Q>
-static void score_tile(const Query* queries, const uint8_t* const* halves, long dim, int part) {
+template <class E, int Q> static void score_tile(const Query* queries, const Halves& keys, long dim, int part) {
     constexpr int N = TILE / Q;
     const long stride = entry_bytes<E>(dim);
     for (int first = 0; first < 16; first += N) {
-        const auto entry = [&](int j) { return halves[(first + j) / HALF] + (first + j) % HALF * stride; };
+        const auto entry_of = [&](const uint8_t* const* halves, int j) {
+            return halves[(first + j) / HALF] + (first + j) % HALF * stride;
+        };
+        const auto entry = [&](int j) { return entry_of(keys.at, j); };
+        for (int j = 0; keys.ahead && j < N; j++) fetch(entry_of(keys.ahead, j), stride);
         V product[TILE];
         UNROLL_FOR (int i = 0; i < TILE; i++) product[i] = zero();
         const auto add = [&](const V* q, int j, V key) {
@@ -200,12 +206,13 @@ template <int Q> static void score_transposed(const Query* queries, const float*
 
 // Scores of many queries for the parts `part` and part + 1 of a block: the bits of score_tile().
 template <class E>
-static void score_many(const Query* queries, long count, const uint8_t* const* halves, long dim, int part) {
-    alignas(64) float keys[MAX_DIM * ENTRIES];
-    transpose_keys<E>(halves, dim, keys);
+static void score_many(const Query* queries, long count, const Halves& keys, long dim, int part) {
+    alignas(64) float transposed[MAX_DIM * ENTRIES];
+    for (int half = 0; keys.ahead && half < 4; half++) fetch(keys.ahead[half], HALF * entry_bytes<E>(dim));
+    transpose_keys<E>(keys.at, dim, transposed);
     long i = 0;
-    for (; i + 4 <= count; i += 4) score_transposed<4>(queries + i, keys, dim, part);
-    for (; i < count; i++) score_transposed<1>(queries + i, keys, dim, part);
+    for (; i + 4 <= count; i += 4) score_transposed<4>(queries + i, transposed, dim, part);
+    for (; i < count; i++) score_transposed<1>(queries + i, transposed, dim, part);
 }
 
 INLINE int parts_at_once(long queries) { return queries >= MANY_QUERIES ? 2 : 1; }
