@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from benchmarks.common import ROOT
 from cospec.cluster.nodes.options import NodesOptions
 from cospec.config import CollaborationConfig, EngineConfig, LinkConfig, SpeculativeConfig
-from cospec.options import DrafterPlace, ModelOptions, Options
+from cospec.plugin_options import DrafterPlace, ModelOptions, Options
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUTINGS
 from cospec.server.settings import ServerSettings
 

@@ -23,7 +23,7 @@ from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 

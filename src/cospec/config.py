@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.options import Dtype, KVCacheDtype, ModelOptions, Options, parse
+from cospec.plugin_options import Dtype, KVCacheDtype, ModelOptions, Options, parse
 
 LONGEST_DRAFT = 64
 

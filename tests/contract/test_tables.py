@@ -34,8 +34,8 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
-from cospec.policies.policy_context import PolicyContext
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
     BLENDS,

@@ -11,7 +11,7 @@ from cospec.core.engine import Engine
 from cospec.core.types import Request
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.run import World
 from cospec.simulation.scenario import Scenario

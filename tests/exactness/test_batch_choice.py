@@ -22,7 +22,7 @@ from cospec.policies.fixed import Off
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.oracle import total_variation
 from harness.overlap import under

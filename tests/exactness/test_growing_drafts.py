@@ -19,7 +19,7 @@ from cospec.models.toy import ToyModel
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.oracle import total_variation
 from harness.reference import joint_distribution_of

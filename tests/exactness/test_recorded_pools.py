@@ -19,7 +19,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.recorded_drafts import Recording, read_recording

@@ -21,7 +21,7 @@ from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.drafters.vocab_mapping import MappedVocab
 from cospec.models.toy import ToyModel
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, DRAFTERS, ROUTINGS
 
 

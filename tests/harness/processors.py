@@ -12,7 +12,7 @@ from torch import Tensor
 from cospec.core.plugin_base import LogitsProcessor
 from cospec.logits_processors.bitmask import Bitmask, ban
 from cospec.models.toy import ToyModel
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.registry import LOGITS_PROCESSORS
 from cospec.sampling_params import SamplingParams
 

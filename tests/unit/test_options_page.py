@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.options_page import PAGE, page, section
 
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 
 def test_the_page_is_current() -> None:

@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput, words
 from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, EXECUTORS, import_plugins
 from cospec.runtime.drafter_executor import DrafterRecipe

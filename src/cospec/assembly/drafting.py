@@ -10,9 +10,9 @@ from cospec.config import SpeculativeConfig
 from cospec.core.interfaces import Clock, ExecutionMode, Executor, Model, MultiStepRunner, StepContext
 from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import EXECUTION_MODES, EXECUTORS, POLICIES
 

@@ -18,7 +18,7 @@ from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, cache_budget, resolve
 from cospec.models.lora import base_folder
 from cospec.native import library
-from cospec.options import ModelOptions, parse
+from cospec.plugin_options import ModelOptions, parse
 from cospec.registry import DRAFTERS, import_plugins
 
 

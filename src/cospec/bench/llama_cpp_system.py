@@ -20,7 +20,7 @@ from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_folder import is_gguf, linked_file
 from cospec.models.loading import load_tokenizer
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 
 
 class LlamaCppOptions(Options):

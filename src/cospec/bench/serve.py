@@ -15,7 +15,7 @@ from cospec.bench.client import Endpoint, StreamClock, complete, probe
 from cospec.bench.load_generator import Generator, LoadRecord
 from cospec.bench.metrics import Selection
 from cospec.bench.results import by_load, detailed, figures
-from cospec.bench.saturation import detect
+from cospec.bench.saturation_detector import detect
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput, words

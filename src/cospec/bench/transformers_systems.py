@@ -24,7 +24,7 @@ from cospec.models.hf_loading import hf_config, hf_model
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.linear import weight_of
 from cospec.models.loading import load_tokenizer, resolve, weights_dtype
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 
 Ids = list[list[int]]
 

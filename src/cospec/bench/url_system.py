@@ -12,7 +12,7 @@ from pydantic import Field
 from cospec.bench.client import Endpoint, StreamClock, complete, probe, read_load
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.timing import Params, Prompt, Timing
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 
 
 class UrlOptions(Options):

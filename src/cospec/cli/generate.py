@@ -13,8 +13,8 @@ from cospec.cli import options
 from cospec.cli.options import present
 
 if TYPE_CHECKING:
-    from cospec.cli.batch import Result
     from cospec.cli.batch_io import ResultFile
+    from cospec.cli.generate_batch import Result
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 LONGEST = 256  # tokens of an output by default
@@ -63,8 +63,8 @@ def generate(
     tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
     """Answer prompts from a file into a file; a second run continues after an interruption."""
-    from cospec.cli.batch import Batch
     from cospec.cli.batch_io import ResultFile, key, read_batch
+    from cospec.cli.generate_batch import Batch
     from cospec.errors import InvalidInput, words
 
     params = options.sampling_params(

@@ -70,7 +70,7 @@ def _addition(param: Any, known: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    from cospec.options import Options
+    from cospec.plugin_options import Options
 
     if value is None or value in ((), [], {}):
         return "none"

@@ -195,7 +195,7 @@ def start(given: dict[str, Any]) -> None:
         CospecError: an option is wrong, the port is in use, or the model cannot be loaded.
     """
     from cospec.config import EngineConfig
-    from cospec.options import parse
+    from cospec.plugin_options import parse
 
     settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
     config = EngineConfig.build(given)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cospec.config import EngineConfig, read_file
 from cospec.errors import InvalidInput, words
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 from cospec.server.settings import ServerSettings
 
 

@@ -19,7 +19,7 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.native.library import NativeBlend
-from cospec.options import Options as PluginOptions
+from cospec.plugin_options import Options as PluginOptions
 
 if TYPE_CHECKING:  # the scheduler imports no torch
     import torch

@@ -24,7 +24,7 @@ from cospec.core.types import (
     VerifyResult,
 )
 from cospec.logits_processors.bitmask import Bitmask
-from cospec.options import Options as PluginOptions
+from cospec.plugin_options import Options as PluginOptions
 
 if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
@@ -133,7 +133,7 @@ class Policy(ABC):
 
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
-        build: ``build(options, context)`` makes a policy, see ``policies.policy_context``.
+        build: ``build(options, context)`` makes a policy, see ``policies.policy_build_context``.
         needs_latency: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.

@@ -11,7 +11,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, DraftContext, TokenScores
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 
 if TYPE_CHECKING:  # processes without models import no torch
     import torch

@@ -30,7 +30,7 @@ from cospec.models.medusa_heads import (
     output_embedding,
     resolve_medusa_heads,
 )
-from cospec.options import WeightOptions
+from cospec.plugin_options import WeightOptions
 
 Paths = tuple[tuple[int, ...], ...]
 """Nodes of a tree, parents first; each node is the ranks from the root down to it."""

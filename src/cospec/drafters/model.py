@@ -30,7 +30,7 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
-from cospec.options import ModelOptions
+from cospec.plugin_options import ModelOptions
 
 
 class ModelDrafterOptions(ModelOptions):

@@ -22,7 +22,7 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.tree import MAX_NODES
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 LONGEST = 32  # maximum length of a counted suffix
 ROOT = 0

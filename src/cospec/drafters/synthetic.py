@@ -27,7 +27,7 @@ from cospec.core.rng import RandomStreams, StreamKind, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 MAX_STORED = 4096  # outputs; the least recently used is dropped first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]

@@ -24,7 +24,7 @@ from cospec.core.types import (
 from cospec.errors import DrafterLost
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
-from cospec.execution.outcomes import GUESSES, AcceptanceRate, likeliest_outcomes
+from cospec.execution.likely_outcomes import GUESSES, AcceptanceRate, likeliest_outcomes
 from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.executors import InlineExecutor
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.plugin_base import LogitsProcessor
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.sampling_params import SamplingParams
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cospec.errors import InvalidInput, words
 from cospec.logits_processors.bitmask import Bitmask, allow_all
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import LOGITS_PROCESSORS
 from cospec.sampling_params import SamplingParams
 

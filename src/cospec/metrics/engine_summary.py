@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.models.files.open_source import open_source
+from cospec.models.files.choose_source import open_source
 from cospec.models.kv_cache_dtype import cache_dtype, dtype_name
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder
 from cospec.native import library
-from cospec.options import LIKE_TARGET, ModelOptions, WeightOptions
+from cospec.plugin_options import LIKE_TARGET, ModelOptions, WeightOptions
 from cospec.registry import DRAFTERS
 
 INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"

@@ -10,7 +10,7 @@ import torch
 
 from cospec.errors import InvalidInput
 from cospec.models.checkpoint import check_stored, read_config, resolve
-from cospec.models.files.open_source import open_source
+from cospec.models.files.choose_source import open_source
 from cospec.models.files.source import WeightSource
 from cospec.models.kv_cache_dtype import cache_dtype
 from cospec.models.linear import choose_linear
@@ -19,7 +19,7 @@ from cospec.models.memory import CacheBudget
 from cospec.models.shard import Shard
 from cospec.models.weight_cache import NO_CACHE, WeightCache
 from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
-from cospec.options import ModelOptions
+from cospec.plugin_options import ModelOptions
 
 
 @dataclass(frozen=True, slots=True)

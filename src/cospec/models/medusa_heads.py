@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from cospec.errors import ModelError
 from cospec.models.checkpoint import ZOO
-from cospec.models.files.open_source import open_source
+from cospec.models.files.choose_source import open_source
 from cospec.models.linear import LINEAR, choose_linear
 from cospec.models.weights.bf16 import Bf16
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format
-from cospec.options import WeightOptions
+from cospec.plugin_options import WeightOptions
 
 STORED = Bf16()  # the format of the files
 WEIGHTS, FACTS = "heads.safetensors", "heads.json"

@@ -19,9 +19,9 @@ from pydantic import Field
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 
 
 class ConfidenceOptions(Options):

@@ -18,10 +18,10 @@ from scipy.sparse import lil_matrix
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 
 CLOSE = 1e-9
 

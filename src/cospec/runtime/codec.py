@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cospec.errors import CospecError
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|u1", "|b1"})  # of arrays
 ARRAY, TENSOR = 1, 2  # codes of extensions

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
-from cospec import options
+from cospec import plugin_options
 from cospec.core.types import Speculation
 from cospec.errors import InvalidInput, words
 from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -298,7 +298,7 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     if first["type"] == "missing":
         return InvalidInput(path, words("missing"), "a value")
     # A union reports one error per member. The first member, a string, gets the whole value.
-    return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))
+    return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), plugin_options.allowed(first)))
 
 
 def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:

@@ -13,7 +13,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import Named, check_distributions
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo

@@ -21,7 +21,7 @@ from cospec.core.scheduler import SchedulerLimits
 from cospec.core.types import TARGET, Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.registry import EXECUTION_MODES

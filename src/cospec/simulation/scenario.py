@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from cospec.config import LONGEST_DRAFT, read_file
 from cospec.errors import InvalidInput, words
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 from cospec.policies.latency.forward import ForwardLatency
 
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]

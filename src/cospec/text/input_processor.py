@@ -12,7 +12,7 @@ from typing import Any
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.types import Distribution, Request, Speculation
 from cospec.errors import InvalidInput, words
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
 from cospec.sampling_params import SamplingParams
 

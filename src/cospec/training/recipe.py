@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, field_validator
 
 from cospec.errors import InvalidInput, words
-from cospec.options import Options, parse
+from cospec.plugin_options import Options, parse
 
 
 class ModelShape(Options):

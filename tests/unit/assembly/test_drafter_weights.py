@@ -17,7 +17,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions, load_model
-from cospec.options import LIKE_TARGET, ModelOptions
+from cospec.plugin_options import LIKE_TARGET, ModelOptions
 from cospec.registry import WEIGHT_FORMATS
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, write_pair

@@ -10,7 +10,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.ngram import NgramDrafter, NgramOptions
 from cospec.errors import InvalidInput
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.sampling_params import SamplingParams
 
 

@@ -12,7 +12,7 @@ from cospec.core.types import Speculation
 from cospec.drafters.synthetic import SyntheticDrafter, SyntheticOptions
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.sampling_params import SamplingParams
 from harness.toys import make_request, run_all, tokens_of, toy_engine
 

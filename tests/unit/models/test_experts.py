@@ -19,7 +19,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
-from cospec.models.files.open_source import open_source
+from cospec.models.files.choose_source import open_source
 from cospec.models.files.source import block_format
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library

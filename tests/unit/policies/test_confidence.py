@@ -7,7 +7,7 @@ import pytest
 
 from cospec.core.types import BatchState, Draft
 from cospec.policies.confidence import Confidence, ConfidenceOptions, cut
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from harness.execution import CPU, World, sequences, steady
 
 

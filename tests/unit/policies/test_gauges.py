@@ -12,7 +12,7 @@ from cospec.core.plugin_base import Policy
 from cospec.core.stats import ModelCall, StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Speculation
 from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import POLICIES
 from harness.execution import CPU, World, sequences

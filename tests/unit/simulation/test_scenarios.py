@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cospec.errors import InvalidInput
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import Scenario
 

@@ -11,7 +11,7 @@ import pytest
 
 from cospec.cli.main import app
 from cospec.errors import InvalidInput
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.run import World, run, simulate
 from cospec.simulation.scenario import Scenario

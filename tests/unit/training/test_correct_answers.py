@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.correct_answers import AnswerWriter, final_answer, read_questions
 from cospec.training.distill_data import DistillData, DistillOptions

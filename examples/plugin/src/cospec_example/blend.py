@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cospec.native.library import NativeBlend
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 
 class ProductOptions(Options):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 MARKS = frozenset(".,;:!?")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cospec.core.plugin_base import LogitsProcessor
 from cospec.logits_processors.bitmask import Bitmask, ban
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.sampling_params import SamplingParams
 
 

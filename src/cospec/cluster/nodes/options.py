@@ -8,7 +8,7 @@ from types import ModuleType
 from pydantic import Field
 
 from cospec.errors import CospecError, InvalidInput, words
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 DEFAULT_BIND = "tcp://127.0.0.1:5710"
 LOCAL = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://", "inproc://")

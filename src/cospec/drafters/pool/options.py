@@ -11,7 +11,7 @@ from pydantic import Field
 from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.options import DrafterPlace, Options, parse
+from cospec.plugin_options import DrafterPlace, Options, parse
 from cospec.registry import DRAFTERS, EXECUTORS
 
 WHERE = "speculative_config.drafters"

@@ -27,13 +27,13 @@ from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
-from cospec.drafters.pool.outcomes import Outcome, OutcomeDrafts, start_outcomes
+from cospec.drafters.pool.outcome_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time

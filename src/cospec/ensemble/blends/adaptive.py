@@ -14,7 +14,7 @@ from cospec.core.rng import Floats
 from cospec.ensemble.blends.weighted import native_combine, native_reads
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 SEARCH_STEPS = 6  # most exponents that are tried; without success a row stays the target's
 SHORTFALL = 0.95  # the next exponent aims at this share of the bound

@@ -14,7 +14,7 @@ from cospec.core.sampling import log_softmax
 from cospec.ensemble.blends.weighted import native_combine, native_reads
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 
 class ContrastiveOptions(Options):

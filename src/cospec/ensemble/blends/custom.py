@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cospec.errors import InvalidInput, words
 from cospec.native.library import NativeBlend
-from cospec.options import Options as PluginOptions
+from cospec.plugin_options import Options as PluginOptions
 from cospec.registry import BLENDS
 
 Combine = Callable[[Sequence[Tensor]], Tensor]

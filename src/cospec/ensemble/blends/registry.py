@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from cospec.core.interfaces import Blend
 from cospec.core.types import Distribution, Request
 from cospec.errors import InvalidInput, words
-from cospec.options import parse
+from cospec.plugin_options import parse
 from cospec.registry import BLENDS
 
 

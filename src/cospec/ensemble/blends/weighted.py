@@ -15,7 +15,7 @@ from cospec.core.sampling import log_softmax, softmax
 from cospec.errors import InvalidInput, words
 from cospec.native import library
 from cospec.native.library import PLAIN, NativeBlend, Source
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 
 class BlendWeights(Options):

@@ -18,7 +18,7 @@ from pydantic import Field
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
-from cospec.options import Options
+from cospec.plugin_options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
 from cospec.policies.goodput.batch_choice import BatchChoice
 from cospec.policies.goodput.decision import (
@@ -41,7 +41,7 @@ from cospec.policies.goodput.num_drafters import NumDrafters
 from cospec.policies.goodput.shape_choice import ShapeChoice
 from cospec.policies.goodput.split_multi_step import ObservedSteps
 from cospec.policies.latency.step import StepLatency
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 
 
 class GoodputOptions(Options):

@@ -16,7 +16,7 @@ from cospec.policies.goodput.draft_shapes import DEEPEST, RATES, DraftShapes, ch
 from cospec.policies.goodput.length_optimizer import LengthChoice
 from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem
 from cospec.policies.goodput.level_rates import LevelRates
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 
 LONGEST_CHAIN = 32  # that a length without configuration grows to
 

@@ -22,7 +22,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel
-from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline, toy_drafters
 

@@ -14,7 +14,7 @@ from cospec.policies.goodput.length_optimizer import LengthChoice
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.milp import Milp, MilpOptions
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from harness.execution import FLAT, sequences
 
 DRAFT = ForwardLatency(slopes=(1e-5,), fixed=1e-4)

@@ -15,7 +15,7 @@ from cospec.policies.goodput.exploration import TRIAL_STEPS
 from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
 from cospec.policies.latency.depth_correction import DepthCorrection
 from cospec.policies.latency.step import LatencyModels, StepLatency
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.execution import CPU, FLAT, Rates, World, sequences, steady
 

@@ -6,7 +6,7 @@ from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import Commit, DraftBudget, FinishReason, Request, RequestState
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.draft_cache_release import FORGET_AFTER, DraftCacheRelease
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.execution import CPU, World, steady
 

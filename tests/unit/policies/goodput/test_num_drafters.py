@@ -13,7 +13,7 @@ from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.num_drafters import NumDrafters
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from harness.execution import World, sequences
 
 TARGET = ForwardLatency(1e-7, (1e-5, 2e-4), (64,), 0.0, 5e-3)

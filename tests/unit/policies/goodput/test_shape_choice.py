@@ -11,7 +11,7 @@ from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabiliti
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_build_context import PolicyContext
 from harness.execution import World, sequences, steady
 
 DEAR = LatencyModels(

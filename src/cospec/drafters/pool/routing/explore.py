@@ -16,7 +16,7 @@ from pydantic import Field
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
-from cospec.options import Options
+from cospec.plugin_options import Options
 
 
 class ExploreOptions(Options):

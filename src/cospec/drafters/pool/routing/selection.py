@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
-from cospec.options import Options as PluginOptions
+from cospec.plugin_options import Options as PluginOptions
 
 Similarity = Callable[[int, int], float]  # of two tokens, 0 to 1
 

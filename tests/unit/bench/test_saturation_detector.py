@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from cospec.bench.saturation import detect
+from cospec.bench.saturation_detector import detect
 from cospec.bench.timing import Chunk, Timing
 from cospec.simulation.arrivals import ByRate, Trace
 

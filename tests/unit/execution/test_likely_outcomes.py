@@ -10,7 +10,7 @@ import pytest
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
-from cospec.execution.outcomes import AcceptanceRate, likeliest_outcomes
+from cospec.execution.likely_outcomes import AcceptanceRate, likeliest_outcomes
 from cospec.sampling_params import SamplingParams
 
 CHAIN = Draft("s", 3, (4, 5, 6), (-1, 0, 1), ("d",) * 3)
