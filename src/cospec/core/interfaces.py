@@ -1,4 +1,4 @@
-"""Interfaces of models, blends, verifiers, execution modes and executors; ``plugins`` has the base classes."""
+"""Interfaces of models, blends, verifiers, execution modes and executors; ``plugin_base`` has the base classes."""
 
 from __future__ import annotations
 
