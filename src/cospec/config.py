@@ -23,7 +23,7 @@ class SpeculativeConfig(Options):
 
     Attributes:
         method: ``draft_model``, ``ngram``, ``suffix``, ``heads``, ``pool``, ``synthetic``, ``off``, or a plug-in's
-            name. Without ``speculative_config``, models of the zoo use ``draft_model``, other models ``suffix``.
+            name. Where no method is named, models of the zoo use ``draft_model``, other models ``suffix``.
         num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
             chains have 8 tokens at most; ``goodput`` doubles this limit, up to 32, where a request takes whole chains.
         acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
