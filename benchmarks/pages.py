@@ -85,9 +85,6 @@ REPORTS = {
         (
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b"),
-            ("Qwen3-1.7B", "gguf_qwen3-1.7b"),
-            ("Qwen3-4B", "gguf_qwen3-4b"),
-            ("Llama-3.2-1B, AVX2 kernels", "gguf_llama-3.2-1b_avx2"),
         ),
     ),
     "load": Report(
