@@ -78,10 +78,10 @@ REPORTS = {
     ),
     "gguf": Report(
         "Forwards on GGUF files, against llama.cpp",
-        "Both systems compute the same rows behind 256 cached tokens in one process, in turns, with as many "
-        "threads. The files have random weights. *floor* is the size of the file over the measured bandwidth. "
-        "*ratio* is cospec's time over llama.cpp's, with its 95% interval. *× one row* is cospec's time over its "
-        "time for one row.",
+        "Both systems take turns in one process, with the same number of threads. They compute the same rows "
+        "after 256 cached tokens. The files have random weights. *floor* is the size of the file over the measured "
+        "bandwidth. *ratio* is cospec's time over llama.cpp's, with its 95% interval. *× one row* is "
+        "cospec's time over its time for one row.",
         (
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b"),

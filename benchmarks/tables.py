@@ -199,7 +199,7 @@ def heads(found: Found) -> Iterator[str]:
 
 
 def gguf(found: Found) -> Iterator[str]:
-    """Forwards of both systems on one file, beside the time of reading the file once."""
+    """Times of both systems on one file, and the least time of reading the file."""
     yield from _head("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "× one row")
     for row in found["rows"]:
         times = [f"{row[f'{system}_ms']:.1f}" for system in ("cospec", "llama_cpp")]

@@ -13,7 +13,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Specula
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.node_network import Fault, Network, away, settle
+from harness.node_network import Fault, away, every_fault, settle
 from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
@@ -24,21 +24,6 @@ PROMPT, PLAIN = (0, 1, 0), SamplingParams(max_tokens=8, temperature=0.9)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
 V = 2
-
-
-def losing(context: DraftContext, network: Network) -> None:
-    """Another fault after each path so far: none, a lost question, a lost answer, repetition, a late answer."""
-    kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
-    if kind == 1:
-        network.to_node.pop()
-    if kind == 3:
-        network.to_node.append(network.to_node[-1])
-    while network.to_node:
-        network.reach_node()
-    if kind == 2 and network.to_verifier:
-        network.to_verifier.pop()
-    while network.to_verifier and kind != 4:
-        network.reach_verifier()
 
 
 def stepping(fault: Fault, combiner: str = "mix", vocab_size: int = V) -> PoolDrafter:
@@ -72,7 +57,7 @@ def error(pool: Callable[[], Drafter], acceptance_method: str, length: int = 3, 
     return total_variation(found, joint_distribution_of(target, PLAIN, PROMPT, length))
 
 
-@pytest.mark.parametrize("fault", [settle, losing])
+@pytest.mark.parametrize("fault", [settle, every_fault])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_mixtures_of_distributions_from_nodes(acceptance_method: str, fault: Fault) -> None:
     """The verifier draws after the deadline: lateness selects nothing, and no node needs trust."""
@@ -96,7 +81,7 @@ def test_lateness_after_the_draw_is_seen() -> None:
     assert error(pool, "rejection", 2) > SEEN
 
 
-@pytest.mark.parametrize("fault", [settle, losing])
+@pytest.mark.parametrize("fault", [settle, every_fault])
 @pytest.mark.parametrize("combiner", ["fuse", "mix"])
 def test_match_writes_the_same(combiner: str, fault: Fault) -> None:
     target = ToyModel(3, order=2, seed=1)

@@ -14,7 +14,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.node_network import Network, drafts_of
+from harness.node_network import Network, drafts_of, every_fault, settle
 from harness.oracle import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, unmixed
@@ -55,27 +55,6 @@ class Remote(Drafter):
             self.network.to_node.append(frame)
 
 
-def every_fault(context: DraftContext, network: Network) -> None:
-    """Another fault after each output so far: none, a lost question, a lost answer, repetition, a late answer."""
-    kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
-    if kind == 1:
-        network.to_node.pop()
-    if kind == 3:
-        network.to_node.append(network.to_node[-1])
-    while network.to_node:
-        network.reach_node()
-    if kind == 2:
-        network.to_verifier.pop()
-    if kind == 3:
-        network.to_verifier *= 2
-    while network.to_verifier and kind != 4:
-        network.reach_verifier()
-
-
-def none(context: DraftContext, network: Network) -> None:
-    network.settle()
-
-
 def drafter(top_k: int | None = None) -> ModelDrafter:
     return ModelDrafter(ToyModel(V, order=1, seed=5, sharpness=1.5), top_k=top_k)
 
@@ -90,7 +69,7 @@ def error(remote: Drafter, method: str, length: int = 3) -> float:
 
 @pytest.mark.parametrize(
     ("method", "fault"),
-    [("match", every_fault), ("rejection", every_fault), ("block", every_fault), ("block", none)],
+    [("match", every_fault), ("rejection", every_fault), ("block", every_fault), ("block", settle)],
 )
 def test_the_law_is_the_targets(method: str, fault: Fault) -> None:
     remote = Remote(ScriptedDrafter([0, 1]) if method == "match" else drafter(), fault)
@@ -102,7 +81,7 @@ def test_the_law_is_the_targets(method: str, fault: Fault) -> None:
 
 @pytest.mark.parametrize("method", ["rejection", "block"])
 def test_a_drafter_may_cut_its_distribution_before_it_draws(method: str) -> None:
-    remote = Remote(drafter(top_k=2), none)
+    remote = Remote(drafter(top_k=2), settle)
     assert error(remote, method) < EXACT
     assert remote.drafts > 0
 
@@ -123,7 +102,7 @@ def test_a_distribution_that_is_cut_after_the_draw_is_seen(method: str) -> None:
         def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
             return [cut(draft) for draft in super().propose(contexts, budgets)]
 
-    assert error(Remote(Cutting(ToyModel(V, order=1, seed=5, sharpness=1.5)), none), method, 2) > SEEN
+    assert error(Remote(Cutting(ToyModel(V, order=1, seed=5, sharpness=1.5)), settle), method, 2) > SEEN
 
 
 def selecting(fault: Fault) -> Remote:
@@ -138,10 +117,10 @@ def selecting(fault: Fault) -> Remote:
 
 def test_time_must_not_select_among_drawn_tokens() -> None:
     """So the verifier sets no quantile as deadline for drafts with distributions."""
-    assert error(selecting(none), "rejection", 2) > SEEN
+    assert error(selecting(settle), "rejection", 2) > SEEN
 
 
-@pytest.mark.parametrize("fault", [none, every_fault])
+@pytest.mark.parametrize("fault", [settle, every_fault])
 def test_match_writes_the_same_whatever_comes_late(fault: Fault) -> None:
     target, requests = ToyModel(V, order=2, seed=1), [make_request(f"r{n}", PROMPT, SEEDED) for n in range(8)]
     remote = selecting(fault)

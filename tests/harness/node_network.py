@@ -163,3 +163,20 @@ def away(drafter: Drafter, vocab_size: int, fault: Fault = settle) -> tuple[Draf
     """A drafter at the other end of the protocol, and its executor."""
     executor = NetworkExecutor(drafter, vocab_size, fault)
     return DrafterProxy(executor), executor
+
+
+def every_fault(context: DraftContext, network: Network) -> None:
+    """Another fault after each sequence of tokens: none, a lost question, a lost answer, repetition, a late answer."""
+    kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
+    if kind == 1:
+        network.to_node.pop()
+    if kind == 3:
+        network.to_node.append(network.to_node[-1])
+    while network.to_node:
+        network.reach_node()
+    if kind == 2 and network.to_verifier:
+        network.to_verifier.pop()
+    if kind == 3:
+        network.to_verifier *= 2
+    while network.to_verifier and kind != 4:
+        network.reach_verifier()

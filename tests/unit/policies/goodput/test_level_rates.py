@@ -54,7 +54,7 @@ def test_siblings_that_are_worse_than_independent() -> None:
     seen(rates, (0.7,) * DEPTH, 0.6, widths=(2,) * DEPTH)
     chain, pairs, threes, _ = rates.hits(np.array([0.6]))[0, 0]
     assert chain == pytest.approx(0.6) and pairs == pytest.approx(0.7, abs=0.02)
-    assert threes == pytest.approx(1 - 0.4**3), "nobody looked"
+    assert threes == pytest.approx(1 - 0.4**3), "no sample has three siblings"
 
 
 def test_new_shapes_are_called_for_once() -> None:
