@@ -81,7 +81,7 @@ class ClusterProcess:
 
     def engines(self) -> list[int]:
         """Process ids of the engines."""
-        return [pid for pid, command in self.below().items() if "cospec.runtime.engine_core" in command]
+        return [pid for pid, command in self.below().items() if "cospec.runtime.engine_process_main" in command]
 
     def _actors(self, kind: str) -> list[int]:
         name = kind.format(name=self.name)

@@ -99,7 +99,7 @@ class Server:
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):
-                if b"engine_core" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"engine_process_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
         return None
 

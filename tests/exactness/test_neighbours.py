@@ -24,7 +24,7 @@ from cospec.models.toy import ToyModel
 from cospec.native import library
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.runtime.codec import Codec
-from cospec.runtime.engine_core import EngineCoreProc, ProgressCounter
+from cospec.runtime.engine_process_main import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Events, Stop, Submit
 from cospec.sampling_params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
 from cospec.text.detokenizer import IncrementalDetokenizer

@@ -88,7 +88,7 @@ def during(url: str, bodies: Sequence[dict[str, Any]], strike: Callable[[], None
 def engine_of(server: int) -> int:
     """Process id of a server's engine."""
     children = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
-    (engine,) = [pid for pid in children if b"engine_core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (engine,) = [pid for pid in children if b"engine_process_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return engine
 
 

@@ -21,7 +21,7 @@ from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.engine_client import RequestRefused
-from cospec.runtime.engine_core import EngineCoreProc, ProgressCounter
+from cospec.runtime.engine_process_main import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import Stop
 from cospec.sampling_params import SamplingParams
 from cospec.server.run import run

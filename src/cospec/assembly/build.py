@@ -17,8 +17,8 @@ from cospec.assembly.sharding import load_target, refuse_shards
 from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
+from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.plugin_base import Drafter
-from cospec.core.staged_verifier import StagedVerifier
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called, check_cores
@@ -218,7 +218,7 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    pipelined = None if target.pipelined is None else StagedVerifier(target.pipelined, verifier)
+    pipelined = None if target.pipelined is None else PipelinedVerifier(target.pipelined, verifier)
     verification = Verification(
         target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
     )

@@ -23,7 +23,7 @@ from cospec.cluster.ray_replicas import RayReplicas
 from cospec.cluster.replica import EngineReplica, NodePlan
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
-from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.engine_process_main import Build, build_engine
 from cospec.runtime.engine_supervisor import Supervision
 from cospec.server.admission import AdmissionLimits
 from cospec.server.auth import read_keys

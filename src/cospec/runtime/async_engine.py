@@ -22,8 +22,8 @@ from cospec.config import EngineConfig
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineEnded, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
-from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.engine_process import EngineProcess
+from cospec.runtime.engine_process_main import Build, build_engine
 from cospec.runtime.engine_supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.runtime.messages import (
     Abort,

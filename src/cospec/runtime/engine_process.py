@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 from cospec.config import EngineConfig
 from cospec.runtime.codec import encode_call
-from cospec.runtime.engine_core import Build, ProgressCounter
+from cospec.runtime.engine_process_main import Build, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Start, Stop
 from cospec.runtime.transport import AsyncChannel, ChildProcess
 
 STOP_SECONDS = 5.0  # how long a stopping process may take before it is killed
-WORKER = "cospec.runtime.engine_core"
+WORKER = "cospec.runtime.engine_process_main"
 
 
 class EngineProcess:

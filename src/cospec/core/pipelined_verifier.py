@@ -15,7 +15,7 @@ from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, Ste
 from cospec.core.verifier import TargetVerifier
 
 
-class StagedVerifier:
+class PipelinedVerifier:
     """Lays batches out and decides as ``verifier`` does; ``model`` computes the batches between.
 
     Args:
