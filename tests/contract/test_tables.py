@@ -28,9 +28,9 @@ from cospec.core.types import (
     TargetProbs,
 )
 from cospec.core.types import RequestState as Seq_
+from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cospec.cluster.nodes.node_state import NodeLink
+from cospec.cluster.nodes.drafter_node_state import NodeLink
 from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeAnswer, NodeHello, ToVerifier, Welcome

@@ -13,13 +13,13 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Clock, Model
 from cospec.core.plugin_base import Drafter
+from cospec.drafters.cross_tokenizer import MappedVocab
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.suffix import SuffixDrafter
-from cospec.drafters.vocab_mapping import MappedVocab
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, DRAFTERS, ROUTINGS

@@ -17,8 +17,8 @@ from cospec.cluster.nodes.options import NodesOptions
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
+from cospec.drafters.cross_tokenizer import MappedVocab, SharedVocab
 from cospec.drafters.interfaces import TargetInfo, VocabMapping
-from cospec.drafters.vocab_mapping import MappedVocab, SharedVocab
 from cospec.errors import InvalidInput, words
 from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve

@@ -22,12 +22,12 @@ from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, expone
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.calibration import Calibration
+from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
 from cospec.drafters.interfaces import DrafterBuildContext, StartLogits, VocabMapping
 from cospec.drafters.known_token_scores import score_known_tokens
 from cospec.drafters.stepwise import ModelStepwiseDrafter
-from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
 from cospec.plugin_options import ModelOptions

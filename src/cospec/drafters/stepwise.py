@@ -15,10 +15,10 @@ from torch import Tensor
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
+from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.interfaces import StartLogits
 from cospec.drafters.known_token_scores import score_known_tokens
-from cospec.drafters.vocab_mapping import SharedVocab
 
 
 class ModelStepwiseDrafter:

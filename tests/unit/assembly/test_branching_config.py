@@ -18,9 +18,9 @@ from cospec.core.types import (
     RequestState,
     Speculation,
 )
+from cospec.drafters.cross_tokenizer import MappedVocab
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.vocab_mapping import MappedVocab
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions
 from cospec.models.toy import ToyModel

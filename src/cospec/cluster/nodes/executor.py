@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from cospec.cluster.nodes.drafter_node_state import NodeLink
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
-from cospec.cluster.nodes.node_state import NodeLink
 from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.wire import NodeHello
 from cospec.core.plugin_base import Drafter

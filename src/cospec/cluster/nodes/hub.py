@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cospec.cluster.nodes.deadline import ResponseTimes
+from cospec.cluster.nodes.drafter_node_state import NodeLink
 from cospec.cluster.nodes.keys import secure_verifier
-from cospec.cluster.nodes.node_state import NodeLink
 from cospec.cluster.nodes.options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,

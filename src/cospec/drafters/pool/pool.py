@@ -24,10 +24,10 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterC
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
+from cospec.drafters.pool.idle_node_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
-from cospec.drafters.pool.outcome_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings

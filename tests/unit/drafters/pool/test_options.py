@@ -15,10 +15,10 @@ from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
+from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel

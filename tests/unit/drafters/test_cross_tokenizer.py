@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.drafters.cross_tokenizer import MappedVocab, token_bytes
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.vocab_mapping import MappedVocab, token_bytes
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
