@@ -27,8 +27,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchmarks.common import write
+from cospec.bench.paired_ratios import paired_ratio
 from cospec.bench.roofline import bandwidth
-from cospec.bench.statistics import paired_ratio
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import operators

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
-from cospec.bench.statistics import paired_ratio
+from cospec.bench.paired_ratios import paired_ratio
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.loading import LoadOptions, load_model

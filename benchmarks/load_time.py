@@ -47,8 +47,8 @@ def make_models(folder: Path) -> list[Path]:
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from cospec.models.files.choose_source import open_source
     from cospec.models.files.gguf_writer import write_gguf
+    from cospec.models.files.weights_from_folder import open_source
 
     floats, blocks = folder / "bf16", folder / "q4_0.gguf"
     if not floats.exists():

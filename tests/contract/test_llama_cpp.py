@@ -15,8 +15,8 @@ from cospec.bench.llama_cpp_system import LlamaCppSystem, load
 from cospec.bench.timing import Params, Prompt
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.checkpoint import resolve
-from cospec.models.files.choose_source import open_source
 from cospec.models.files.gguf_writer import write_gguf
+from cospec.models.files.weights_from_folder import open_source
 from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.perplexity import perplexity
 from cospec.native import operators

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from cospec.server import templating
+from cospec.server import template_variables
 from cospec.server.fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.server.schemas import ChatBody
 from cospec.text.tokenizer import Names
@@ -143,8 +143,8 @@ def test_effort_turns_thinking_on_and_off_unless_the_request_does(
     body: dict[str, Any], values: dict[str, Any], left: list[str]
 ) -> None:
     chat = ChatBody.model_validate({"messages": [USER], **body})
-    assert templating.variables(chat) == values
-    assert templating.unread(chat, chat.messages, Names(frozenset({"enable_thinking"}), frozenset())) == left
+    assert template_variables.variables(chat) == values
+    assert template_variables.unread(chat, chat.messages, Names(frozenset({"enable_thinking"}), frozenset())) == left
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cospec.bench.policy_recorder import PolicyRecorder, recorded_engine
+from cospec.bench.recording_engine import PolicyRecorder, recorded_engine
 from cospec.bench.timing import Prompt
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine

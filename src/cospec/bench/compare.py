@@ -19,8 +19,8 @@ import numpy as np
 
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.metrics import Latency, Selection, latency, values
+from cospec.bench.paired_ratios import Ratio, paired_ratio
 from cospec.bench.results import figures
-from cospec.bench.statistics import Ratio, paired_ratio
 from cospec.bench.systems import System
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter

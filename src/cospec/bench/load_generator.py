@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from cospec.bench.client import UNREACHABLE, Endpoint, StreamClock, complete, read_load
 from cospec.bench.counters import LoadSample
+from cospec.bench.http_client import UNREACHABLE, Endpoint, StreamClock, complete, read_load
 from cospec.bench.timing import Params, Prompt, Timing
 
 OUTAGE = 3  # consecutive refused connections after which the run stops

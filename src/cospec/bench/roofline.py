@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from cospec.bench.policy_recorder import recorded_engine
+from cospec.bench.recording_engine import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.checkpoint import read_config, resolve
-from cospec.models.files.choose_source import open_source
+from cospec.models.files.weights_from_folder import open_source
 from cospec.models.kv_cache_dtype import cache_dtype
 from cospec.models.loading import weights_dtype
 from cospec.models.memory import need_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cospec.bench.client import Endpoint, StreamClock, complete, probe
+from cospec.bench.http_client import Endpoint, StreamClock, complete, probe
 from cospec.bench.load_generator import Generator, LoadRecord
 from cospec.bench.metrics import Selection
 from cospec.bench.results import by_load, detailed, figures

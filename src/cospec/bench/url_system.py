@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from pydantic import Field
 
-from cospec.bench.client import Endpoint, StreamClock, complete, probe, read_load
 from cospec.bench.counters import SpeculationCounters
+from cospec.bench.http_client import Endpoint, StreamClock, complete, probe, read_load
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.plugin_options import Options, parse
 

@@ -16,7 +16,7 @@ from cospec.cli.bench_options import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cospec.bench.client import Endpoint
+    from cospec.bench.http_client import Endpoint
     from cospec.bench.serve import Stage
     from cospec.bench.timing import Prompt
     from cospec.simulation.arrivals import Arrivals
@@ -48,7 +48,7 @@ class ServerFlags:
 
     def endpoint(self) -> Endpoint:
         """Build the endpoint; no request is sent."""
-        from cospec.bench.client import Endpoint
+        from cospec.bench.http_client import Endpoint
         from cospec.config import read_json
 
         extra: Mapping[str, Any] = read_json(self.extra_body, "extra_body") if self.extra_body else {}

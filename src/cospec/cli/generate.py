@@ -14,7 +14,7 @@ from cospec.cli.options import present
 
 if TYPE_CHECKING:
     from cospec.cli.batch_io import ResultFile
-    from cospec.cli.generate_batch import Result
+    from cospec.cli.generate_runner import Result
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 LONGEST = 256  # tokens of an output by default
@@ -64,7 +64,7 @@ def generate(
 ) -> None:
     """Answer prompts from a file into a file; a second run continues after an interruption."""
     from cospec.cli.batch_io import ResultFile, key, read_batch
-    from cospec.cli.generate_batch import Batch
+    from cospec.cli.generate_runner import Batch
     from cospec.errors import InvalidInput, words
 
     params = options.sampling_params(

@@ -28,8 +28,8 @@ def quantize(
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
     from cospec.models.checkpoint import resolve
-    from cospec.models.files.choose_source import open_source
     from cospec.models.files.gguf_writer import write_gguf
+    from cospec.models.files.weights_from_folder import open_source
 
     check_file(output, "OUT.gguf", ".gguf")
     set_threads(EngineConfig.build(present(threads=threads)).threads)

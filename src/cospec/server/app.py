@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import bodies, errors, fields, metrics, node_metrics, schemas, templating
+from cospec.server import bodies, errors, fields, metrics, node_metrics, schemas, template_variables
 from cospec.server.admission import Tickets, ticket
 from cospec.server.auth import HostCheck, KeyCheck
 from cospec.server.responses import ChatShape, CompletionShape
@@ -88,7 +88,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions(http: HttpRequest) -> Response:
         body, ignored = await _admit(http, service, ChatBody)
-        ignored += templating.unread(body, body.messages, service.tokens.template_names)
+        ignored += template_variables.unread(body, body.messages, service.tokens.template_names)
         call = await asyncio.to_thread(chat_call, service, body)
         answer = await respond(http, service, call, ChatShape(body, service.tokens))
         fields.name_ignored(answer, ignored)
@@ -168,7 +168,9 @@ def chat_call(service: Service, body: ChatBody) -> Call:
 def _chat_ids(service: Service, body: Templated, messages: Sequence[schemas.Message]) -> tuple[int, ...]:
     """Return the token ids of a conversation, rendered with the template options of the body."""
     plain = [message.plain() for message in messages]
-    return service.tokens.chat(plain, body.opens_answer, body.continue_final_message, templating.variables(body))
+    return service.tokens.chat(
+        plain, body.opens_answer, body.continue_final_message, template_variables.variables(body)
+    )
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -180,7 +182,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         ignored = fields.check(body, service.settings.strict)
         service.check_model(body.model)
         if body.messages is not None:
-            ignored += templating.unread(body, body.messages, tokens.template_names)
+            ignored += template_variables.unread(body, body.messages, tokens.template_names)
         answer = Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
         fields.name_ignored(answer, ignored)
         return answer

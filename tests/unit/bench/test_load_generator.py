@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from cospec.bench.client import Endpoint
+from cospec.bench.http_client import Endpoint
 from cospec.bench.load_generator import LoadRecord
 from cospec.bench.metrics import Selection, latency
 from cospec.bench.serve import ServeObserver, Stage, Workload, record, report

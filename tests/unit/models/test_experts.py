@@ -19,8 +19,8 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
-from cospec.models.files.choose_source import open_source
 from cospec.models.files.source import block_format
+from cospec.models.files.weights_from_folder import open_source
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
 from cospec.sampling_params import SamplingParams

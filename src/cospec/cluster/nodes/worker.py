@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.cluster.nodes.keys import secure_node
-from cospec.cluster.nodes.options import check_address, zeromq
+from cospec.cluster.nodes.server_options import check_address, zeromq
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
 from cospec.core.plugin_base import Drafter

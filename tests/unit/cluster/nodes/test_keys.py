@@ -10,7 +10,7 @@ import pytest
 
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys, secure_node
-from cospec.cluster.nodes.options import NodesOptions, check_address, zeromq
+from cospec.cluster.nodes.server_options import NodesOptions, check_address, zeromq
 from cospec.errors import CospecError, InvalidInput
 
 pytest.importorskip("zmq")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cospec.bench.statistics import against, paired_ratio
+from cospec.bench.paired_ratios import against, paired_ratio
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_aa.json").read_text(encoding="utf-8"))
 RUNS = 20
