@@ -86,7 +86,7 @@ class Slow(Drafter):
 
     def __init__(self, drafter: Drafter, seconds: float) -> None:
         self.name, self._drafter, self._seconds = drafter.name, drafter, seconds
-        self.scores_known_tokens, self.steps = drafter.scores_known_tokens, drafter.steps
+        self.scores_known_tokens, self.is_stepwise = drafter.scores_known_tokens, drafter.is_stepwise
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         with self._lasting(max([budget.depth for budget in budgets], default=0)):

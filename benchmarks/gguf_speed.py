@@ -154,7 +154,7 @@ class Cospec:
 
     def __init__(self, file: Path, tokens: int) -> None:
         self._model = load_model(str(file), LoadOptions(cache_bytes=1 << 30))
-        self._model.pages.match_prefix("a", ())
+        self._model.pages.open_sequence("a", ())
         self._model.pages.allocate("a", tokens)
 
     def forward(self, start: int, rows: int, all_logits: bool) -> None:

@@ -143,7 +143,7 @@ def pool_drafting(combiner: str) -> Drafting:
         "copy": NgramDrafter(1, 3),
     }
     made = COMBINERS.load(combiner)()
-    members = [Member.of(name, each, time.monotonic, made.steps) for name, each in drafters.items()]
+    members = [Member.of(name, each, time.monotonic, made.is_stepwise) for name, each in drafters.items()]
     return Drafting(PoolDrafter(members, made, ROUTINGS.load("hedge")(), PoolContext(VOCAB)), models)
 
 

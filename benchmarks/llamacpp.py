@@ -61,7 +61,7 @@ class Cospec:
     def __init__(self, folder: str, dtype: str, context: int) -> None:
         self._model: Model = load_model(folder, LoadOptions(dtype=dtype))
         self._context = context
-        self._model.pages.match_prefix("a", ())
+        self._model.pages.open_sequence("a", ())
         self._model.pages.allocate("a", context + max(STEPS, *ROWS))
         self._model.forward(TokenBatch((SequenceSlice("a", 0, (1,) * context, logits_from=context - 1),)))
 

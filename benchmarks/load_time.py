@@ -126,7 +126,7 @@ def load(path: str, cache: str) -> dict[str, float]:
 
 def token_seconds(model: Model) -> float:
     """Return the median seconds of a forward of one token."""
-    model.pages.match_prefix("a", ())
+    model.pages.open_sequence("a", ())
     assert model.pages.allocate("a", TOKENS)
     taken = []
     for place in range(TOKENS):

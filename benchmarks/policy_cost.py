@@ -84,7 +84,7 @@ def cost(policy: Policy, costs: LatencyModels, batch: int, rounds: int) -> dict[
         plans.append(spent)
         made += budgets is not before
         before = budgets
-        taken = [each for each in zip(ready, budgets, rates, strict=True) if not each[1].wait]
+        taken = [each for each in zip(ready, budgets, rates, strict=True) if not each[1].skip_step]
         commits = [verified_commit(one, budget, rate, rng) for one, budget, rate in taken]
         stats = measured(step, [budget for _, budget, _ in taken], costs)
         seconds += stats.total

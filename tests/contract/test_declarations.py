@@ -105,8 +105,8 @@ def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
     class Refuses(Match):
         name: ClassVar[str] = "refuses"
 
-        def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-            return VerifyResult((), scores.draw(0, draft.base_len, draws), bonus=False)
+        def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+            return VerifyResult((), target.draw(0, draft.base_len, draws), bonus=False)
 
     assert supports(Match()) is None and supports(Refuses()) == NO_METHOD
     assert issubclass(Refuses, AcceptanceMethod) and Refuses.stream_kind is StreamKind.TARGET

@@ -48,7 +48,7 @@ def test_a_combined_draft_keeps_to_its_budget(
             assert draft.base_len == len(texts[int(draft.id[1:])])
             assert 1 <= n <= budget.max_nodes
             assert max(depths(draft.parents)) <= budget.depth
-            assert set(draft.drafters) <= set(pool.names)
+            assert set(draft.drafters) <= set(pool.member_names)
             pairs = list(zip(draft.parents, draft.tokens, strict=True))
             assert len(set(pairs)) == n, "equal tokens behind one node are one node"
             assert draft.confidence is not None

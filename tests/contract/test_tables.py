@@ -119,7 +119,7 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     assert made.name
     DRAFTERS.declares.check(name, made)  # what instances set, too
     assert made.stepper() is None or made.score_known_tokens([]) == {}
-    assert dict(made.weights()).keys() == set(made.names or ())
+    assert dict(made.weights()).keys() == set(made.member_names or ())
 
 
 @pytest.mark.parametrize(("params", "stream_kind"), KINDS)

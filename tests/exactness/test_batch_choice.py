@@ -47,7 +47,7 @@ class Turns(Goodput):
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         budgets = super().plan(load)
-        self.waits += sum(budget.wait for budget in budgets)
+        self.waits += sum(budget.skip_step for budget in budgets)
         return budgets
 
 
@@ -63,7 +63,7 @@ class ByItsPast(Off):
         left_out = {one.id for one in load.ready[1:]} & self.accepted
         self.accepted.clear()
         self.waits += len(left_out)
-        return [DraftBudget(wait=True) if one.id in left_out else DraftBudget(2, 2) for one in load.ready]
+        return [DraftBudget(skip_step=True) if one.id in left_out else DraftBudget(2, 2) for one in load.ready]
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         self.accepted |= {commit.id for commit in commits if commit.path}

@@ -37,10 +37,10 @@ def one_thread() -> Iterator[None]:
 class KeepsAll(Rejection):
     """Accepts whatever was drafted."""
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         n = len(draft)
         return VerifyResult(
-            tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, StreamKind.TARGET), True
+            tuple(range(n)), draws.token(target.distribution[n], draft.base_len + n, StreamKind.TARGET), True
         )
 
 

@@ -48,10 +48,10 @@ def test_a_committed_bonus_is_seen() -> None:
     assert error() < EXACT
     plain = Rejection.verify
 
-    def verify(self: Rejection, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self: Rejection, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         if draft.drafters == ("m1",):
             return VerifyResult((0,), None, bonus=True)
-        return plain(self, draft, scores, draws)
+        return plain(self, draft, target, draws)
 
     with patch.object(Rejection, "verify", verify):
         assert error() > SEEN

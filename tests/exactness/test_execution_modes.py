@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from cospec.core.interfaces import StepContext
+from cospec.core.interfaces import ModeComponents
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import derive_seed
 from cospec.core.types import Draft, Request, ScheduledRequest, Speculation
@@ -70,7 +70,7 @@ class OneSeed(DraftDispatcher):
 
 
 class AheadWithOneSeed(DraftAhead):
-    def __init__(self, components: StepContext) -> None:
+    def __init__(self, components: ModeComponents) -> None:
         super().__init__(components)
         self.dispatcher = OneSeed(components)
 

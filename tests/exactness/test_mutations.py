@@ -69,8 +69,8 @@ class RejectionWith(Rejection):
     def accepts(self, uniform: float, drawn_with: float, wanted: float) -> bool:
         return uniform * drawn_with < wanted
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        target_probs_of, n = scores.distribution, len(draft)
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        target_probs_of, n = target.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
             drawn_with = 1.0 if draft.q is None else float(draft.q[node, token])
@@ -117,20 +117,20 @@ class AcceptsByProbability(RejectionWith):
 class BlockResidualUnscaled(Block):
     """Recovers as if the kept prefix weighed 1."""
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         with patch(
             "cospec.acceptance.block.residual",
             lambda target_probs_of, draft, node, scale: residual(target_probs_of, draft, node, 1.0),
         ):
-            return super().verify(draft, scores, draws)
+            return super().verify(draft, target, draws)
 
 
 class BlockWithoutSurplus(Block):
     """Tests each prefix by its weight alone."""
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         with patch("cospec.acceptance.block.surplus", lambda target_probs_of, draft, node, weight: np.array([weight])):
-            return super().verify(draft, scores, draws)
+            return super().verify(draft, target, draws)
 
 
 def test_the_copy_that_is_mutated_is_right() -> None:
@@ -316,11 +316,11 @@ class OneStream(Rejection):
 
     name: ClassVar[str] = "rejection"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         assert isinstance(draws, BranchingRandom)
         for node in range(len(draft)):
             draws.trace.use(("token", draft.base_len + node, StreamKind.DRAFT, draws.base, 0))
-        return super().verify(draft, scores, draws)
+        return super().verify(draft, target, draws)
 
 
 def test_one_stream_for_drafting_and_accepting_is_seen() -> None:

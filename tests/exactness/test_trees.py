@@ -161,21 +161,21 @@ def test_children_that_share_their_numbers_are_seen() -> None:
 class SkipsTheResidual(Recursive):
     """Tests every child against the law as it was."""
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         with patch("cospec.acceptance.recursive.residual", lambda probs, draft, node: probs):
-            return super().verify(draft, scores, draws)
+            return super().verify(draft, target, draws)
 
 
 class RecoversFromTheLaw(Recursive):
     """Takes the children's share away for their tests, and forgets it for the token after them."""
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        result = super().verify(draft, scores, draws)
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        result = super().verify(draft, target, draws)
         if result.bonus:
             return result
         row = result.path[-1] + 1 if result.path else 0
         position = draft.base_len + len(result.path)
-        return replace(result, token=draws.token(scores.distribution[row], position, StreamKind.TARGET))
+        return replace(result, token=draws.token(target.distribution[row], position, StreamKind.TARGET))
 
 
 @pytest.mark.parametrize(

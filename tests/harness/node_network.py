@@ -130,7 +130,7 @@ class NetworkExecutor:
     def __init__(self, drafter: Drafter, vocab_size: int, fault: Fault = settle) -> None:
         self.network, self._fault = Network(drafter, vocab_size, samples=True), fault
         costly, scores = replace(drafter.capabilities, costless=False), drafter.scores_known_tokens
-        self.info = DrafterInfo("away", True, True, False, False, costly, None, None, {}, scores, drafter.steps)
+        self.info = DrafterInfo("away", True, True, False, False, costly, None, None, {}, scores, drafter.is_stepwise)
         self.weights = dict[str, float]()
         self.answers = 0
 

@@ -45,7 +45,7 @@ def pool_of(
 ) -> PoolDrafter:
     """A pool whose clock stands still; ``member`` are ``deadline`` and ``token_steps`` of ``Member.of``."""
     made, clock = COMBINERS.load(combiner)(), clock or Ticks()
-    members = [Member.of(name, each, clock, made.steps, **member) for name, each in drafters.items()]
+    members = [Member.of(name, each, clock, made.is_stepwise, **member) for name, each in drafters.items()]
     return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolContext(vocab_size, clock))
 
 

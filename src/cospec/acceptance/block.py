@@ -25,12 +25,12 @@ class Block(AcceptanceMethod):
     native_id: ClassVar[int | None] = 2
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:block"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Verify a chain; returns the accepted prefix and the next token.
 
         ``weight`` is the paper's p_i of the prefix, ``kept`` its tau: the last length whose draw succeeds.
         """
-        probs, n = scores.distribution, len(draft)
+        probs, n = target.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         weight, kept, kept_weight = 1.0, 0, 1.0
         for length in range(1, n + 1):
@@ -41,7 +41,7 @@ class Block(AcceptanceMethod):
                 kept, kept_weight = length, weight
         position = draft.base_len + kept
         if kept == n:
-            return VerifyResult(tuple(range(n)), scores.draw(n, position, draws), bonus=True)
+            return VerifyResult(tuple(range(n)), target.draw(n, position, draws), bonus=True)
         rest = residual(probs[kept], draft, kept, kept_weight)
         return VerifyResult(tuple(range(kept)), draws.token(rest, position, StreamKind.RECOVER), bonus=False)
 

@@ -26,12 +26,12 @@ class Match(AcceptanceMethod):
     native_id: ClassVar[int | None] = 0
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:match"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Walk down from the root while the sampled token is a child."""
         path: list[int] = []
         node = -1
         while True:
-            token = scores.draw(node + 1, draft.base_len + len(path), draws)
+            token = target.draw(node + 1, draft.base_len + len(path), draws)
             offered = children(draft.parents, node)
             accepted = next((child for child in offered if draft.tokens[child] == token), None)
             if accepted is None:

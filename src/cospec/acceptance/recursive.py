@@ -39,15 +39,15 @@ class Recursive(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:recursive"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Descend while a child is accepted; if all children fail, the next token is drawn from the residual."""
         path: list[int] = []
         node = -1
         while True:
             position, offered = draft.base_len + len(path), children(draft.parents, node)
             if not offered:
-                return VerifyResult(tuple(path), scores.draw(node + 1, position, draws), bonus=True)
-            rest = scores.distribution[node + 1]
+                return VerifyResult(tuple(path), target.draw(node + 1, position, draws), bonus=True)
+            rest = target.distribution[node + 1]
             for place, child in enumerate(offered):
                 (uniform,) = draws.uniforms(position, 1, StreamKind.ACCEPT, place)
                 if uniform * _drawn_with(draft, child) < rest[draft.tokens[child]]:

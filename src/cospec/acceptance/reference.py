@@ -134,14 +134,14 @@ def masks_of(tasks: Sequence[VerifyTask], vocab_size: int) -> tuple[dict[str, Bi
     return found, raised
 
 
-def _verify(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:
+def _verify(task: VerifyTask, acceptance_method: AcceptanceMethod, target: TargetProbs) -> VerifyResult:
     request, base = task.entry.sequence.request, len(task.entry.sequence.tokens)
     if not task.count:
         return VerifyResult((), None, bonus=False)
     draws = RandomStreams(request.seed, base)
     if task.draft is None:
-        return VerifyResult((), scores.draw(0, base, draws), bonus=False)
-    return acceptance_method.verify(task.draft, scores, draws)
+        return VerifyResult((), target.draw(0, base, draws), bonus=False)
+    return acceptance_method.verify(task.draft, target, draws)
 
 
 def _target_probs(

@@ -24,9 +24,9 @@ class Rejection(AcceptanceMethod):
     native_id: ClassVar[int | None] = 1
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:rejection"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Test the chain from the front; stop at the first rejection."""
-        probs, n = scores.distribution, len(draft)
+        probs, n = target.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
             drawn_with = 1.0 if draft.q is None else draft.q[node, token]
@@ -34,4 +34,4 @@ class Rejection(AcceptanceMethod):
             if not uniforms[node] * drawn_with < probs[node, token]:
                 recovered = draws.token(residual(probs[node], draft, node), draft.base_len + node, StreamKind.RECOVER)
                 return VerifyResult(tuple(range(node)), recovered, bonus=False)
-        return VerifyResult(tuple(range(n)), scores.draw(n, draft.base_len + n, draws), bonus=True)
+        return VerifyResult(tuple(range(n)), target.draw(n, draft.base_len + n, draws), bonus=True)

@@ -29,11 +29,11 @@ class Typical(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:typical"
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Return the path to the first of the deepest accepted nodes; the next token is drawn from the target
         distribution.
         """
-        probs = scores.distribution
+        probs = target.distribution
         kept: list[bool] = []
         for parent, token in zip(draft.parents, draft.tokens, strict=True):
             above = parent < 0 or kept[parent]
@@ -41,7 +41,7 @@ class Typical(AcceptanceMethod):
         depth = depths(draft.parents)
         end = max((node for node in range(len(draft)) if kept[node]), key=lambda node: (depth[node], -node), default=-1)
         path = path_to(draft.parents, end)
-        following = scores.draw(end + 1, draft.base_len + len(path), draws)
+        following = target.draw(end + 1, draft.base_len + len(path), draws)
         return VerifyResult(tuple(path), following, bonus=end not in draft.parents)
 
 

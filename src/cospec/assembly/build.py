@@ -218,7 +218,7 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    pipelined = None if target.pipelined is None else PipelinedVerifier(target.pipelined, verifier)
+    pipelined = None if target.pipelined_model is None else PipelinedVerifier(target.pipelined_model, verifier)
     verification = Verification(
         target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
     )

@@ -19,8 +19,8 @@ from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import (
     BlockManager,
     Clock,
+    ModeComponents,
     Model,
-    StepContext,
     Verifier,
 )
 from cospec.core.output_processor import OutputProcessor
@@ -140,7 +140,7 @@ def connect(
         InvalidInput: the configured acceptance method cannot verify the drafter's drafts.
     """
     drafter, executor, text = drafting.drafter, drafting.executor, verification.text
-    context = StepContext(
+    context = ModeComponents(
         drafter,
         verification.verifier,
         drafting.policy,
@@ -169,7 +169,7 @@ def connect(
             frozenset(speculative.request_may_choose) - drafting.fixed_choices,
             verification.check_ensemble,
             stream_kinds=drafter.stream_kinds if drafter else None,
-            drafters=drafter.names if drafter else None,
+            drafters=drafter.member_names if drafter else None,
             sampled_method="recursive" if trees else "block",
             learns=drafting.learns or mode_learns,
         ),

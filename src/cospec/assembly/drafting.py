@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.config import SpeculativeConfig
-from cospec.core.interfaces import Clock, ExecutionMode, Executor, Model, MultiStepRunner, StepContext
+from cospec.core.interfaces import Clock, ExecutionMode, Executor, ModeComponents, Model, MultiStepRunner
 from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
 from cospec.plugin_options import parse
@@ -24,7 +24,7 @@ class Drafting:
     Attributes:
         execution_mode: makes the execution mode from the components of a step.
         drafter: None: no drafter, or the verifying models propose to each other.
-        executor: see ``StepContext``.
+        executor: see ``ModeComponents``.
         multi_step: runs several steps as one call; None: no such runner, for ``why_no_multi_step``.
         proposes: whether any model or drafter proposes.
         fixed_choices: the choices that requests cannot make here, whatever the configuration allows.
@@ -32,7 +32,7 @@ class Drafting:
         closers: what ends the threads and processes.
     """
 
-    execution_mode: Callable[[StepContext], ExecutionMode]
+    execution_mode: Callable[[ModeComponents], ExecutionMode]
     policy: Policy
     drafter: Drafter | None = None
     executor: Executor | None = None

@@ -315,7 +315,7 @@ class Engine:
     ) -> None:
         known = proposed = accepted = committed = depth = drafts = 0
         for output, commit in zip(result.outputs, commits, strict=True):
-            known += output.entry.tokens
+            known += output.entry.num_tokens
             committed += len(commit.tokens)
             if commit.drafted:
                 drafts += 1

@@ -40,7 +40,7 @@ class BlockManager(Protocol):
     def capacity(self) -> int:
         """Tokens that fit in all."""
 
-    def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
+    def open_sequence(self, id: str, tokens: Sequence[int]) -> int:
         """Open a sequence and reuse cached pages of its prefix; returns how many tokens are already there."""
 
     def can_allocate(self, lengths: Iterable[tuple[str, int]]) -> bool:
@@ -104,7 +104,7 @@ class Model(Protocol):
     def has_rollout(self) -> bool: ...
 
     @property
-    def pipelined(self) -> PipelinedModel | None:
+    def pipelined_model(self) -> PipelinedModel | None:
         """The same model for several batches at a time; None where a batch is computed in the call."""
 
     def forward(self, batch: TokenBatch) -> Tensor:
@@ -235,7 +235,7 @@ class MultiStepRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepContext:
+class ModeComponents:
     """The components that a step uses.
 
     Attributes:
@@ -253,13 +253,13 @@ class StepContext:
 
 
 class ExecutionMode(Protocol):
-    """Orders drafting and verification; built from a ``StepContext``."""
+    """Orders drafting and verification; built from a ``ModeComponents``."""
 
-    components: StepContext
+    components: ModeComponents
     learns: ClassVar[bool]  # the order depends on the acceptance of earlier drafts
     info: ExecutionInfo
 
-    def __init__(self, components: StepContext) -> None: ...
+    def __init__(self, components: ModeComponents) -> None: ...
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Draft, and submit drafts to the verifier. A later plan has the entries that are left out."""

@@ -129,7 +129,7 @@ class OutputProcessor:
             return self._fail(sequence, step_output.error, now)
         base = len(tokens)
         if result is None:
-            sequence.computed += entry.tokens
+            sequence.computed += entry.num_tokens
             return Commit(request.id, base, (), (), sequence.computed), None
         output = self._outputs.get(request.id) or self._open(sequence)
         path = result.path

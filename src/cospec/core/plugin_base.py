@@ -46,10 +46,10 @@ class Drafter(ABC):
         learns: drafts of one request depend on what other requests wrote.
         capabilities: what a policy may ask for, and what takes time.
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
-        names: names of a pool's drafters; None: the drafter is no pool.
+        member_names: names of a pool's drafters; None: the drafter is no pool.
         scores_known_tokens: ``score_known_tokens`` scores known tokens.
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
-        steps: ``next_logits`` gives the logits after known tokens. A proxy's executor answers ``candidates`` instead.
+        is_stepwise: ``next_logits`` gives the logits after known tokens; a proxy's executor answers ``candidates``.
         drafts_outcomes: ``propose_outcomes`` uses idle machines.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
@@ -64,10 +64,10 @@ class Drafter(ABC):
     learns: bool
     capabilities: DrafterCapabilities = DrafterCapabilities()
     stream_kinds: frozenset[StreamKind] | None = None
-    names: tuple[str, ...] | None = None
+    member_names: tuple[str, ...] | None = None
     scores_known_tokens: bool = False
     scoring_seconds: float = 0.0
-    steps: bool = False
+    is_stepwise: bool = False
     drafts_outcomes: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False
@@ -117,7 +117,7 @@ class Drafter(ABC):
         return {}
 
     def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
-        """The logits after the known tokens of each sequence with room; called where ``steps`` is True."""
+        """The logits after the known tokens of each sequence with room; called where ``is_stepwise`` is True."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - most drafters started nothing
@@ -199,10 +199,10 @@ class AcceptanceMethod(ABC):
         cls.tensor_form = vars(cls).get("tensor_form")
 
     @abstractmethod
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """Decide by a row of ``scores`` for the root and for each node; the draft has at least one node.
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        """Decide by a row of ``target`` for the root and for each node; the draft has at least one node.
 
-        The row after a chain's last node may be missing, see ``TargetProbs``. ``scores.draw`` then returns None.
+        The row after a chain's last node may be missing, see ``TargetProbs``. ``target.draw`` then returns None.
         """
 
 

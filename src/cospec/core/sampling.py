@@ -27,13 +27,13 @@ NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of th
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before each row of logits: the known tokens, then the row's own draft tokens.
+    """The tokens before each row of logits: the tokens of the sequence, then the row's own draft tokens.
 
     Attributes:
-        tokens: known tokens, prompt included.
-        paths: ``[R]``, the draft tokens between the known tokens and the row.
+        tokens: of the sequence, prompt included; the last ``assumed`` of these belong to an earlier draft.
+        paths: ``[R]``, the draft tokens between ``tokens`` and the row.
         processors: of the request, with the states of earlier steps; None: new processors read all tokens.
-        assumed: how many of the last ``tokens`` are not committed.
+        assumed: the number of tokens at the end of ``tokens`` that are not committed.
     """
 
     tokens: Sequence[int]

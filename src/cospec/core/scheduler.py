@@ -90,7 +90,7 @@ class Scheduler:
         """Mark the sequences of a submitted step as in flight; plans leave them out."""
         self._steps_in_flight += 1
         for entry in entries:
-            self._in_flight[entry.sequence.request.id] = entry.tokens + entry.budget.max_nodes
+            self._in_flight[entry.sequence.request.id] = entry.num_tokens + entry.budget.max_nodes
 
     def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> None:
         """Mark the sequences of a step as no longer in flight: the outputs arrived, or the step failed."""
@@ -187,13 +187,13 @@ class Scheduler:
         budgets = self._budgets(ready, tokens, count)
         for sequence in tuple(ready):
             budget = budgets.get(sequence.id, NO_DRAFT)
-            if left > 0 and sequence.status is RequestStatus.RUNNING and not budget.wait:
+            if left > 0 and sequence.status is RequestStatus.RUNNING and not budget.skip_step:
                 entry = self._fit(sequence, left, budget)
                 if entry is None:
                     full = True
                 else:
                     entries.append(entry)
-                    left -= entry.tokens + entry.budget.max_nodes
+                    left -= entry.num_tokens + entry.budget.max_nodes
         full = full or preempted != self.preempted  # do not admit requests after a preemption
         if self.waiting and not full:
             entries += self._admit(left, count - len(entries))
@@ -229,11 +229,12 @@ class Scheduler:
                 if (depth, nodes, widths) != (budget.depth, budget.max_nodes, budget.widths):
                     budget = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
                 budgets[sequence.id] = budget
-            elif budget.release or budget.wait:
+            elif budget.release or budget.skip_step:
                 budgets[sequence.id] = budget
-        if all(budgets.get(sequence.id, NO_DRAFT).wait for sequence in sequences):  # a policy must not stop the engine
+        # A policy must not stop the engine.
+        if all(budgets.get(sequence.id, NO_DRAFT).skip_step for sequence in sequences):
             first = sequences[0].id
-            budgets[first] = replace(budgets[first], wait=False)
+            budgets[first] = replace(budgets[first], skip_step=False)
         return budgets
 
     def _max_steps(self, entries: Sequence[ScheduledRequest]) -> int:
@@ -242,7 +243,7 @@ class Scheduler:
         if steps == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:
-            if entry.tokens > 1 or entry.sequence.request.sampling.stop:
+            if entry.num_tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
             if entry.budget.depth and not self.limits.multi_step_drafts:
                 return 1
@@ -300,7 +301,7 @@ class Scheduler:
             if self._prompt_is_coming(sequence) or (sequence.id in self._failures) is not failed:
                 break
             wants_rows = sequence.request.sampling.prompt_logprobs is not None
-            computed = self.pages.match_prefix(sequence.id, () if wants_rows else sequence.tokens)
+            computed = self.pages.open_sequence(sequence.id, () if wants_rows else sequence.tokens)
             if not self.pages.allocate(sequence.id, len(sequence.tokens)):
                 self.pages.free(sequence.id)
                 break

@@ -162,7 +162,7 @@ class DraftBudget:
         threshold: drafting stops where the product of the confidences is less; 0 never stops.
         confident: the draft must have ``confidence``.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
-        wait: the step leaves the sequence out; a step never leaves out all of its sequences.
+        skip_step: the step leaves the sequence out; a step never leaves out all of its sequences.
     """
 
     depth: int = 0
@@ -172,7 +172,7 @@ class DraftBudget:
     threshold: float = 0.0
     confident: bool = False
     release: bool = False
-    wait: bool = False
+    skip_step: bool = False
 
     @property
     def is_chain(self) -> bool:
@@ -203,12 +203,12 @@ class TokenScores(NamedTuple):
     """How well a drafter predicts the latest known tokens of a sequence.
 
     Attributes:
-        chance: the sum of the tokens' probabilities under the drafter.
-        tokens: the number of these tokens.
+        probability_sum: of the tokens' probabilities under the drafter.
+        num_tokens: the number of these tokens.
     """
 
-    chance: float
-    tokens: int
+    probability_sum: float
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,29 +219,29 @@ class BatchState:
         ready: sequences that sample a token in this step and may have a draft, most urgent first.
         other_prefill_tokens: prefill tokens of other running or admissible sequences that this step may compute.
         waiting: requests that have not started.
-        tokens: most tokens that the step may compute in all.
+        token_budget: most tokens that the step may compute in all.
         free_cache_tokens: free tokens of the target's cache.
     """
 
     ready: Sequence[RequestState]
     other_prefill_tokens: int = 0
     waiting: int = 0
-    tokens: int = 2048
+    token_budget: int = 2048
     free_cache_tokens: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One sequence's share of a step: compute ``tokens`` known tokens, then up to ``budget.max_nodes`` drafts."""
+    """One sequence's share of a step: compute ``num_tokens`` known tokens, then up to ``budget.max_nodes`` nodes."""
 
     sequence: RequestState
-    tokens: int
+    num_tokens: int
     budget: DraftBudget
 
     @property
     def reaches_end(self) -> bool:
         """Whether the step computes the last known token, so that the request samples a token."""
-        return self.sequence.computed + self.tokens == len(self.sequence.tokens)
+        return self.sequence.computed + self.num_tokens == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def _only_verified(task: VerifyTask) -> bool:
 
 def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
     """Return the slice of a sequence to compute, and the number of its last rows that verification reads."""
-    sequence, n = entry.sequence, entry.tokens
+    sequence, n = entry.sequence, entry.num_tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
     first_row = n - 1 if ends else n
@@ -250,7 +250,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
         return ()
     offset = sequence.computed + 1  # the position that the first row predicts
     first = max(offset, len(sequence.prompt_logprobs) + 1)
-    end = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
+    end = min(sequence.computed + task.entry.num_tokens, sequence.prompt_len - 1) + 1
     if end <= first:
         return ()
     rows = logits[task.first + first - offset : task.first + end - offset]

@@ -45,8 +45,8 @@ class ShardedModel:
         self._targets: list[int] = []
 
     @property
-    def pipelined(self) -> ShardedModel:
-        """See ``Model.pipelined``."""
+    def pipelined_model(self) -> ShardedModel:
+        """See ``Model.pipelined_model``."""
         return self
 
     def submit(self, batch: TokenBatch) -> WindowFuture:

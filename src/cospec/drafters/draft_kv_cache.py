@@ -72,7 +72,7 @@ class DraftKVCache:
         nodes = depth if budget.is_chain else budget.max_nodes
         place = self._places.get(context.id)
         if place is None:
-            attached = self.model.pages.match_prefix(context.id, own[: len(own) - context.assumed])
+            attached = self.model.pages.open_sequence(context.id, own[: len(own) - context.assumed])
             place = self._places[context.id] = _CachedRequest(fed=attached)
         fitting = budget
         if (depth, nodes) != (budget.depth, budget.max_nodes):
@@ -96,7 +96,7 @@ class DraftKVCache:
         known, pages = len(tokens), self.model.pages
         place = self._places.get(id)
         if place is None:
-            place = self._places[id] = _CachedRequest(fed=pages.match_prefix(id, tokens))
+            place = self._places[id] = _CachedRequest(fed=pages.open_sequence(id, tokens))
         if known + ahead > self.model.max_len or not pages.allocate(id, known + ahead):
             return None
         place.own, place.fed, place.ahead = tokens, min(place.fed, known - 1), None

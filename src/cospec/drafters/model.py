@@ -73,7 +73,7 @@ class ModelDrafter(Drafter):
     drafts_ahead = True
     learns = True  # widths of trees; an instance without a calibration learns nothing
     scores_known_tokens = True
-    steps = True
+    is_stepwise = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
@@ -93,7 +93,7 @@ class ModelDrafter(Drafter):
         self._rolls = native and model.has_rollout and self._vocabulary.same and top_k is None
         self._top_k = top_k
         self.learns = calibration is not None  # widths of trees
-        self.scores_known_tokens = self.steps = self._vocabulary.same
+        self.scores_known_tokens = self.is_stepwise = self._vocabulary.same
         self._drafted: dict[
             str, DynamicTree
         ] = {}  # trees of the current step, whose confidences are verified at commit

@@ -83,7 +83,7 @@ def read_answers(models: Sequence[Model], answers: Sequence[tuple[Sequence[int],
 def score(model: Model, tokens: Sequence[int], start: int) -> Tensor:
     """Return the logits ``[len(tokens) - start, V]`` before each token from ``start`` on."""
     id = "calibration"
-    model.pages.match_prefix(id, ())
+    model.pages.open_sequence(id, ())
     model.pages.allocate(id, len(tokens))
     try:
         part = SequenceSlice(id, 0, tuple(tokens[:-1]), logits_from=start - 1)

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import Blend, StepContext
+from cospec.core.interfaces import Blend, ModeComponents
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
 from cospec.core.submitted_step import FinishedFuture, StepResult, SubmittedStep
@@ -40,7 +40,7 @@ class Collaborative:
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, members: ProposingEnsemble, components: StepContext) -> None:
+    def __init__(self, members: ProposingEnsemble, components: ModeComponents) -> None:
         self.members, self.components = members, components
         self.info = ExecutionInfo("collaborative")
         self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
@@ -311,4 +311,4 @@ def _rows(state: CollaborativeState, proposals: int) -> int:
 
 def _computed_end(state: CollaborativeState) -> int:
     """Return the number of known tokens that are computed after this step."""
-    return state.entry.sequence.computed + state.entry.tokens
+    return state.entry.sequence.computed + state.entry.num_tokens

@@ -39,10 +39,10 @@ class EnsembleKVManager:
         """Tokens that fit in every cache."""
         return min(pool.capacity for pool in self._pools)
 
-    def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
+    def open_sequence(self, id: str, tokens: Sequence[int]) -> int:
         """Open a sequence in all caches with the longest prefix that every cache has."""
         while True:
-            found = [pool.match_prefix(id, tokens) for pool in self._pools]
+            found = [pool.open_sequence(id, tokens) for pool in self._pools]
             if min(found) == max(found):
                 return found[0]
             for pool in self._pools:

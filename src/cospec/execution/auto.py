@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.interfaces import ExecutionMode, StepContext
+from cospec.core.interfaces import ExecutionMode, ModeComponents
 from cospec.core.rng import Floats
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
@@ -30,7 +30,7 @@ TURNS = 2  # windows of each of two compared modes
 MIN_GAIN = 1.05  # smaller predicted gains are not tried
 LOAD_CHANGE = 2.0  # a load factor that triggers new measurements
 
-_MODES: dict[str, Callable[[StepContext], ExecutionMode]] = {
+_MODES: dict[str, Callable[[ModeComponents], ExecutionMode]] = {
     "sequential": Sequential,
     "pipelined": Pipelined,
     "draft-ahead": DraftAhead,
@@ -102,7 +102,7 @@ class Auto:
 
     learns: ClassVar[bool] = True
 
-    def __init__(self, components: StepContext, window: int = WINDOW) -> None:
+    def __init__(self, components: ModeComponents, window: int = WINDOW) -> None:
         self.components = components
         self.info = ExecutionInfo("sequential", "stage times are not measured yet")
         self._window_size = window

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cospec.core.interfaces import Executor, StepContext
+from cospec.core.interfaces import Executor, ModeComponents
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, SubmittedStep
@@ -40,7 +40,7 @@ class DraftDispatcher:
         timeout: seconds to wait for one answer of the drafter.
     """
 
-    def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
+    def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.timeout = components, timeout
         self.buffer, self.rate = DraftBuffer(), AcceptanceRate()
         self.lost = 0  # batches that the drafter lost or answered too late

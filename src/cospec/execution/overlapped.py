@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from cospec.core.interfaces import StepContext
+from cospec.core.interfaces import ModeComponents
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput
@@ -25,7 +25,7 @@ class OverlappedMode(ABC):
     name: ClassVar[str]
     learns: ClassVar[bool] = False
 
-    def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
+    def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
         self.info = ExecutionInfo(self.name, drafts_ahead=self.dispatcher.buffer.used)
 

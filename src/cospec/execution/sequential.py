@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cospec.core.interfaces import StepContext
+from cospec.core.interfaces import ModeComponents
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
@@ -31,7 +31,7 @@ class Sequential:
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, components: StepContext) -> None:
+    def __init__(self, components: ModeComponents) -> None:
         self.components = components
         self.info = ExecutionInfo("sequential")
 

@@ -7,7 +7,7 @@ the least recently used page is evicted first::
     free ──allocate──► held by sequences ──free──► idle (findable)   uncached pages return to free at once
       ▲                     ▲                          │
       └────── evicted ──────┼──────────────────────────┤
-                            └────── match_prefix ──────┘
+                            └───── open_sequence ──────┘
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BlockPool:
         """Return the pages of a sequence in order, int32. The array is live: do not modify the array."""
         return self._holdings[id].pages
 
-    def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
+    def open_sequence(self, id: str, tokens: Sequence[int]) -> int:
         """Open a sequence; return the number of leading ``tokens`` in the cache, at most ``len(tokens) - 1``."""
         holding = self._holdings[id] = _Holding()
         if not self.prefix_caching:

@@ -87,7 +87,7 @@ class ModelRunner:
         return self._forwards.native_forward is not None
 
     @property
-    def pipelined(self) -> None:
+    def pipelined_model(self) -> None:
         """A batch is computed in the call."""
         return None
 
@@ -113,7 +113,7 @@ def check_numbers(model: Model, name: str) -> None:
         ModelError: the logits are NaN.
     """
     tokens = (0, 1 % model.vocab_size)
-    model.pages.match_prefix(SMOKE_TEST, ())
+    model.pages.open_sequence(SMOKE_TEST, ())
     try:
         if not model.pages.allocate(SMOKE_TEST, len(tokens)):
             return

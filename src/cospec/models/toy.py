@@ -45,7 +45,7 @@ class ToyModel:
         self.states: Tensor | None = None
         self.native_forward: NativeForward | None = None
         self.has_rollout = False
-        self.pipelined: PipelinedModel | None = None
+        self.pipelined_model: PipelinedModel | None = None
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:

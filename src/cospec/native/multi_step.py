@@ -209,7 +209,7 @@ class NativeMultiStep:
         """Add a request to a call; ``depth`` is the length of the draft that the library makes."""
         entry, draft = task.entry, task.draft
         sequence, native = entry.sequence, self._request(entry.sequence)
-        known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.tokens
+        known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.num_tokens
         fed, own = computed, (0, 0)
         if depth and self._drafter is not None:
             cached = self._drafter.kv_cache.reserve(sequence.id, known, ahead)

@@ -57,7 +57,8 @@ class Confidence(Policy):
         """Return the full depth with a threshold for each request whose draft is expected to pay."""
         self._load = load
         planned, found = self._goodput.plan(load), []
-        room = load.tokens - load.other_prefill_tokens - len(load.ready) - sum(budget.max_nodes for budget in planned)
+        taken = load.other_prefill_tokens + len(load.ready) + sum(budget.max_nodes for budget in planned)
+        room = load.token_budget - taken
         for budget in planned:
             more = min(self._budget.depth - budget.depth, room)
             if budget.depth > 0 and not budget.widths and more >= 0:

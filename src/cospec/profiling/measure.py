@@ -244,7 +244,7 @@ def _order(count: int, turn: int, rng: np.random.Generator) -> Sequence[int]:
 def _reserve(model: Model, ids: Sequence[str], length: int) -> list[str]:
     """Reserve pages for as many sequences as fit, without contents."""
     for count, id in enumerate(ids):
-        model.pages.match_prefix(id, ())
+        model.pages.open_sequence(id, ())
         if not model.pages.allocate(id, length):
             model.free([id])
             return list(ids[:count])

@@ -28,10 +28,10 @@ class DrafterProxy(Drafter):
     def __init__(self, executor: RemoteExecutor) -> None:
         self._executor = executor
         info = executor.info
-        self.name, self.names = info.name, info.names
+        self.name, self.member_names = info.name, info.member_names
         self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
-        self.steps, self.drafts_outcomes = info.steps, info.drafts_outcomes
+        self.is_stepwise, self.drafts_outcomes = info.is_stepwise, info.drafts_outcomes
 
     @property
     def executor(self) -> RemoteExecutor:

@@ -89,7 +89,7 @@ def _serve(drafter: Drafter, commands: SimpleQueue[DrafterCommand], channel: Cha
                 drafts = drafter.propose([contexts.decode(update) for update in updates], budgets)
                 ended = time.monotonic()
                 busy += ended - started
-                if drafter.names is not None and ended >= due:
+                if drafter.member_names is not None and ended >= due:
                     due = ended + WEIGHTS_SECONDS
                     channel.send(Weights(dict(drafter.weights())))
                 channel.send(Drafts(number, drafts, busy))

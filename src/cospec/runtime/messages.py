@@ -123,7 +123,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         weights: of a pool's drafters at the start; empty for other drafters.
-        steps: its executor answers ``candidates``: one token after each context.
+        is_stepwise: its executor answers ``candidates``: one token after each context.
         drafts_outcomes: its executor has several machines, and answers ``propose_outcomes`` and ``propose_if_idle``.
     """
 
@@ -134,10 +134,10 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     learns: bool
     capabilities: DrafterCapabilities
     stream_kinds: frozenset[StreamKind] | None
-    names: tuple[str, ...] | None
+    member_names: tuple[str, ...] | None
     weights: dict[str, float]
     scores_known_tokens: bool = False
-    steps: bool = False
+    is_stepwise: bool = False
     drafts_outcomes: bool = False
 
     @classmethod
@@ -151,7 +151,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.learns,
             drafter.capabilities,
             drafter.stream_kinds,
-            drafter.names,
+            drafter.member_names,
             dict(drafter.weights()),
             drafter.scores_known_tokens,
         )

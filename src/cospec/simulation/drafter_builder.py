@@ -108,6 +108,6 @@ def _pool(drafting: DrafterConfig, drafters: Sequence[Named], setting: DrafterSe
         check_distributions(drafters, combiner.name)
     routing = chosen.build(parse(chosen.Options, drafting.routing_options, "drafting.routing_options."))
     clock = setting.clock
-    members = [Member.of(each.name, each.drafter, clock, combiner.steps, drafting.deadline) for each in drafters]
+    members = [Member.of(each.name, each.drafter, clock, combiner.is_stepwise, drafting.deadline) for each in drafters]
     context = PoolContext(setting.recording.vocab_size, clock, drafting.at_most, native=False)
     return PoolDrafter(members, combiner, routing, context)

@@ -27,7 +27,7 @@ class SimulatedModel:
         self.name, self.vocab_size, self.dtype = "simulated", vocab_size, torch.float32
         self.states: torch.Tensor | None = None
         self.native_forward: NativeForward | None = None
-        self.pipelined: PipelinedModel | None = None
+        self.pipelined_model: PipelinedModel | None = None
         self.has_rollout = False
         self.device = torch.device("cpu")
 
@@ -89,7 +89,7 @@ class SimulatedVerifier:
             sequence = entry.sequence
             draft = drafts.get(sequence.request.id)
             context += sequence.computed
-            tokens += entry.tokens
+            tokens += entry.num_tokens
             output, place = self._requests[sequence.request.id].output, sequence.output_len
             if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
                 result = VerifyResult((), output[place], False) if entry.reaches_end else None

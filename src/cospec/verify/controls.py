@@ -21,9 +21,9 @@ class NoResidual(AcceptanceMethod):
     trees: ClassVar[bool] = False
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Test the chain from its first token."""
-        probs, n = scores.distribution, len(draft)
+        probs, n = target.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
             drawn_with = 1.0 if draft.q is None else draft.q[node, token]
@@ -42,11 +42,11 @@ class KeepsAll(AcceptanceMethod):
     trees: ClassVar[bool] = False
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Accept the whole chain and draw a bonus token."""
         n = len(draft)
         return VerifyResult(
-            tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, StreamKind.TARGET), bonus=True
+            tuple(range(n)), draws.token(target.distribution[n], draft.base_len + n, StreamKind.TARGET), bonus=True
         )
 
 

@@ -88,10 +88,10 @@ def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchT
         trees: ClassVar[bool] = acceptance_method.trees
         stream_kind: ClassVar[StreamKind] = acceptance_method.stream_kind
 
-        def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
             """Return the method's decision on this path."""
             branching: Any = BranchingRandom(traces[draft.id], draft.base_len)
-            return acceptance_method.verify(draft, scores, branching)
+            return acceptance_method.verify(draft, target, branching)
 
     return BranchingMethod()
 

@@ -36,7 +36,7 @@ def sequence(id: str, length: int, max_tokens: int = 50, **more: Any) -> Request
 
 
 def shares(plan: SchedulerOutput) -> dict[str, tuple[int, int]]:
-    return {entry.sequence.id: (entry.tokens, entry.budget.max_nodes) for entry in plan.entries}
+    return {entry.sequence.id: (entry.num_tokens, entry.budget.max_nodes) for entry in plan.entries}
 
 
 def play(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
@@ -51,7 +51,7 @@ def play(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
             gained = tuple(range(kept + 1))
             one.computed = base + kept
         else:
-            one.computed += entry.tokens
+            one.computed += entry.num_tokens
         one.tokens.extend(gained)
         commits.append(Commit(one.id, base, gained, tuple(range(max(0, len(gained) - 1))), one.computed))
     made.apply_commits(commits, [entry.sequence for entry in plan.entries])
@@ -63,7 +63,8 @@ def rounds(made: Scheduler, count: int) -> list[dict[str, tuple[int, int]]]:
     for _ in range(count):
         plan = made.plan()
         assert (
-            sum(entry.tokens + entry.budget.max_nodes for entry in plan.entries) <= made.limits.max_num_batched_tokens
+            sum(entry.num_tokens + entry.budget.max_nodes for entry in plan.entries)
+            <= made.limits.max_num_batched_tokens
         )
         assert len({entry.sequence.id for entry in plan.entries}) == len(plan.entries)
         assert len(made.running) <= made.limits.max_num_seqs
@@ -152,7 +153,7 @@ def test_a_tree_of_another_depth_keeps_its_shape(asked: int | None, shape: Draft
         plan = made.plan()
         found = {entry.sequence.id: entry.budget for entry in plan.entries}
         for entry in plan.entries:
-            entry.sequence.computed += entry.tokens
+            entry.sequence.computed += entry.num_tokens
             entry.sequence.tokens.append(1)
     assert found == {"a": shape, "b": DraftBudget(shape.depth, shape.depth)}
 

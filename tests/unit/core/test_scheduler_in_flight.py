@@ -49,7 +49,7 @@ def collect(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
     for entry in plan.entries:
         one, base, kept = entry.sequence, len(entry.sequence.tokens), min(accepted, entry.budget.max_nodes)
         gained = tuple(range(kept + 1)) if entry.reaches_end else ()
-        one.computed = base + kept if gained else one.computed + entry.tokens
+        one.computed = base + kept if gained else one.computed + entry.num_tokens
         one.tokens.extend(gained)
         commits.append(Commit(one.id, base, gained, tuple(range(max(0, len(gained) - 1))), one.computed))
     made.apply_commits(commits, [entry.sequence for entry in plan.entries])
@@ -107,10 +107,10 @@ def check(made: Scheduler, steps: Sequence[SchedulerOutput]) -> None:
     entries = [entry for plan in steps for entry in plan.entries]
     names = [entry.sequence.id for entry in entries]
     assert len(set(names)) == len(names) <= made.limits.max_num_seqs
-    assert sum(entry.tokens + entry.budget.max_nodes for entry in entries) <= made.limits.max_num_batched_tokens
+    assert sum(entry.num_tokens + entry.budget.max_nodes for entry in entries) <= made.limits.max_num_batched_tokens
     for entry in entries:
         assert entry.sequence.status is RequestStatus.RUNNING, "a sequence in flight was preempted"
-        assert made.pages.can_allocate([(entry.sequence.id, entry.sequence.computed + entry.tokens)])
+        assert made.pages.can_allocate([(entry.sequence.id, entry.sequence.computed + entry.num_tokens)])
 
 
 def test_an_old_request_waits_for_younger_ones_in_flight() -> None:

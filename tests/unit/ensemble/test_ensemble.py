@@ -275,13 +275,13 @@ def test_joint_pages_agree_on_a_prefix() -> None:
     """A prefix that only one cache still has is computed again in all."""
     pools, lines = [BlockPool(8, 4), BlockPool(8, 4)], ProposalChains(2)
     pages, tokens = EnsembleKVManager(pools, lines.fed, lines.drop), list(range(20))
-    assert pages.match_prefix("a", tokens) == 0
+    assert pages.open_sequence("a", tokens) == 0
     assert pages.allocate("a", 20)
     line = lines.open("a", 20, 0)
     line.fed[:] = [20, 9]
     pages.cache_blocks("a", tokens, 20)
     pages.free("a")
-    assert pages.match_prefix("b", tokens) == 8
+    assert pages.open_sequence("b", tokens) == 8
     assert [len(pool.table("b")) for pool in pools] == [2, 2]
     assert pages.usage == 2 / 8
     assert not pages.allocate("b", 50)

@@ -29,10 +29,10 @@ class Cache(RuleBasedStateMachine):
         return self.cells.get((self.pool.table(id)[place // self.size], place % self.size))
 
     @rule(id=IDS, text=TEXTS)
-    def match_prefix(self, id: str, text: list[int]) -> None:
+    def open_sequence(self, id: str, text: list[int]) -> None:
         if id in self.tokens:
             return
-        found = self.pool.match_prefix(id, text)
+        found = self.pool.open_sequence(id, text)
         assert found < len(text)
         assert found % self.size == 0
         self.tokens[id], self.computed[id], self.kept[id] = list(text), found, found
@@ -94,26 +94,26 @@ TestCache = Cache.TestCase
 
 def test_a_prefix_is_found_again_also_while_it_is_in_use() -> None:
     pool = BlockPool(10, 2)
-    pool.match_prefix("a", [1, 2, 3, 4, 5])
+    pool.open_sequence("a", [1, 2, 3, 4, 5])
     pool.allocate("a", 5)
     pool.cache_blocks("a", [1, 2, 3, 4, 5], 5)
-    assert pool.match_prefix("b", [1, 2, 3, 4, 5]) == 4
-    assert pool.match_prefix("c", [1, 2, 3, 4]) == 2  # the last token is always computed
-    assert pool.match_prefix("d", [2, 2, 3, 4, 9]) == 0
+    assert pool.open_sequence("b", [1, 2, 3, 4, 5]) == 4
+    assert pool.open_sequence("c", [1, 2, 3, 4]) == 2  # the last token is always computed
+    assert pool.open_sequence("d", [2, 2, 3, 4, 9]) == 0
     assert pool.table("b")[:2] == pool.table("a")[:2]
     pool.free("a")
     pool.free("b")
-    assert pool.match_prefix("e", [1, 2, 3, 4, 9]) == 4
+    assert pool.open_sequence("e", [1, 2, 3, 4, 9]) == 4
 
 
 def test_the_same_words_behind_other_words_are_another_page() -> None:
     pool = BlockPool(10, 2)
     for id, text in (("a", [1, 2, 7, 7, 0]), ("b", [3, 4, 7, 7, 0])):
-        pool.match_prefix(id, text)
+        pool.open_sequence(id, text)
         pool.allocate(id, 5)
         pool.cache_blocks(id, text, 5)
     assert pool.table("a")[1] != pool.table("b")[1]
-    assert pool.match_prefix("c", [3, 4, 7, 7, 1]) == 4
+    assert pool.open_sequence("c", [3, 4, 7, 7, 1]) == 4
     assert pool.table("c")[:2] == pool.table("b")[:2]
 
 
@@ -123,7 +123,7 @@ def test_eviction_order() -> None:
     pool.cache_blocks("a", [1, 2, 3, 4, 5, 6], 6)
     pool.free("a")
     assert pool.allocate("b", 2)
-    assert pool.match_prefix("c", [1, 2, 3, 4, 5, 6, 7]) == 4
+    assert pool.open_sequence("c", [1, 2, 3, 4, 5, 6, 7]) == 4
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:
@@ -131,7 +131,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     pool.allocate("a", 4)
     pool.cache_blocks("a", [1, 2, 3, 4], 4)
     pool.free("a")
-    assert pool.match_prefix("b", [1, 2, 3, 4]) == 0
+    assert pool.open_sequence("b", [1, 2, 3, 4]) == 0
     pool.check_integrity()
 
 

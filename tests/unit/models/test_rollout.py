@@ -174,7 +174,7 @@ def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int)
     known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}
     for made in (rolls, steps):
         for id, tokens in known.items():
-            assert made.pages.match_prefix(id, tokens) == 0 and made.pages.allocate(id, len(tokens) + depth)
+            assert made.pages.open_sequence(id, tokens) == 0 and made.pages.allocate(id, len(tokens) + depth)
             made.forward(TokenBatch((SequenceSlice(id, 0, tokens[:4], (), 4),)))
     slices = [SequenceSlice(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
     streams = [RandomStreams(n, 20).stream(len(tokens), StreamKind.DRAFT) for n, tokens in enumerate(known.values())]

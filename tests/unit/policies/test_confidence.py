@@ -55,7 +55,7 @@ def test_drafts_are_asked_for_to_a_threshold() -> None:
     World(CPU, steady(0.8, 0.8), 2).play(policy, 50)
     for budget in policy.plan(BatchState(sequences(2))):
         assert (budget.depth, budget.threshold) == (8, 0.25)
-    assert sum(budget.max_nodes for budget in policy.plan(BatchState(sequences(8), tokens=14))) <= 6
+    assert sum(budget.max_nodes for budget in policy.plan(BatchState(sequences(8), token_budget=14))) <= 6
 
 
 def test_the_load_decides_how_much_is_verified() -> None:

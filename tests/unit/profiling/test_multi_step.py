@@ -85,7 +85,7 @@ def test_every_call_begins_at_the_same_place(folders: tuple[Path, Path]) -> None
     greedy = SamplingParams(temperature=0.0)
     contexts = [DraftContext(f"r{n}", text, 1, greedy, n, StreamKind.TARGET) for n in range(2)]
     for context in contexts:
-        target.pages.match_prefix(context.id, ())
+        target.pages.open_sequence(context.id, ())
         assert target.pages.allocate(context.id, 100)
     timer = MultiStepTimer(runner_of(target, drafter))
     _, first, second = (timer.time_steps(contexts, 2) for _ in range(3))  # the first has to read the texts

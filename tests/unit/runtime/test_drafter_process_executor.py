@@ -70,9 +70,9 @@ def test_what_a_drafter_says_of_itself_and_how_long_it_worked() -> None:
 def test_a_pool_sends_its_weights_along_so_that_reading_them_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = ProcessExecutor(toy("pool"))
     drafter = DrafterProxy(executor)
-    assert drafter.names is not None
+    assert drafter.member_names is not None
     first = drafter.weights()
-    assert first == pytest.approx(dict.fromkeys(drafter.names, 1 / len(drafter.names)))
+    assert first == pytest.approx(dict.fromkeys(drafter.member_names, 1 / len(drafter.member_names)))
     engine = under(toy_engine(target(), drafter), "sequential", "process")
     for request in requests():
         engine.add(request)

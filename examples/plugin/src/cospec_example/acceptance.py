@@ -20,15 +20,15 @@ class Threshold(AcceptanceMethod):
 
     name: ClassVar[str] = "threshold"  # the name of the entry point
     exact: ClassVar[bool] = False
-    needs_probs: ClassVar[bool] = True  # ``scores.law`` is there for greedy requests too
+    needs_probs: ClassVar[bool] = True  # ``target.probs`` is set for greedy requests too
     trees: ClassVar[bool] = False  # chains only
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET  # drafters draw with the target's own numbers
 
-    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """The first token that is not kept ends the chain; the law gives the token in its place."""
-        distribution = scores.distribution
+        distribution = target.distribution
         kept = 0
         while kept < len(draft) and distribution[kept, draft.tokens[kept]] >= SHARE * distribution[kept].max():
             kept += 1
-        token = scores.draw(kept, draft.base_len + kept, draws)
+        token = target.draw(kept, draft.base_len + kept, draws)
         return VerifyResult(tuple(range(kept)), token, bonus=kept == len(draft))

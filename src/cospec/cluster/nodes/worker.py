@@ -104,7 +104,7 @@ class DrafterNode:
         zmq = zeromq()
         socket = self._context.socket(zmq.DEALER)
         drafter, cost = offer.drafter, options.cost_per_hour
-        abilities = drafter.scores_known_tokens, drafter.steps
+        abilities = drafter.scores_known_tokens, drafter.is_stepwise
         hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, cost, *abilities)
         service = NodeService(drafter, hello, time.monotonic)
         self._services[socket], self._spoken[socket] = service, 0.0

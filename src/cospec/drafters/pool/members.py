@@ -79,7 +79,7 @@ class Member:
         """
         stepper = drafter.stepper() if lockstep else None
         later = stepper is None and drafter.executor is not None
-        elsewhere = later and lockstep and token_steps and drafter.steps
+        elsewhere = later and lockstep and token_steps and drafter.is_stepwise
         return cls(name, drafter, clock, drafter.capabilities.costless, stepper, elsewhere, deadline, later)
 
     def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:

@@ -98,7 +98,7 @@ def check_distributions(drafters: Sequence[Named], combiner: str, token_steps: b
         InvalidInput: a drafter draws whole drafts, which have no known distribution.
     """
     for number, each in enumerate(drafters):
-        steps = each.drafter.executor is not None and each.drafter.steps and token_steps
+        steps = each.drafter.executor is not None and each.drafter.is_stepwise and token_steps
         if each.drafter.samples and not steps and each.drafter.stepper() is None:
             allowed = f"one that drafts token by token inline or on nodes, or draws nothing, for combiner {combiner!r}"
             raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws whole drafts"), allowed)

@@ -82,14 +82,14 @@ class PoolDrafter(Drafter):
     learns = True
     reads_states = False  # unless a member does
     is_pool = True
-    names: tuple[str, ...]
+    member_names: tuple[str, ...]
     stream_kinds: frozenset[StreamKind]
     Options: ClassVar[type[PoolOptions]] = PoolOptions
 
     def __init__(self, members: Sequence[Member], combiner: Combiner, routing: Routing, setting: PoolContext) -> None:
         self.name = "pool"
         self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
-        self.names = tuple(member.name for member in self.members)
+        self.member_names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
         self.reads_states = any(member.drafter.reads_states for member in self.members)
         self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
@@ -110,7 +110,7 @@ class PoolDrafter(Drafter):
         self._askable = sorted(own, key=lambda number: not self.members[number].later)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
-            self.names,
+            self.member_names,
             combiner,
             routing,
             sum([1 << number for number, each in enumerate(self.members) if each.costless]),
@@ -137,7 +137,7 @@ class PoolDrafter(Drafter):
                 raise
         clock = time.monotonic
         needs_q = StreamKind.DRAFT in combiner.stream_kinds
-        steps = combiner.steps, options.deadline, needs_q if options.token_steps is None else options.token_steps
+        steps = combiner.is_stepwise, options.deadline, needs_q if options.token_steps is None else options.token_steps
         members = [Member.of(each.name, each.drafter, clock, *steps) for each in drafters]
         embeddings = OutputEmbeddings.find(build_context.target_path) if routing.compares else None
         context = PoolContext(
@@ -238,7 +238,7 @@ class PoolDrafter(Drafter):
         none."""
         records = [record.weights for record in list(self.records.values())] or [DrafterWeights(len(self.members))]
         mean = np.mean([weights.weights(self.pool_stats.prior) for weights in records], axis=0)
-        return dict(zip(self.names, mean.tolist(), strict=True))
+        return dict(zip(self.member_names, mean.tolist(), strict=True))
 
     def left_out(self) -> Mapping[str, int]:
         """Return how often each drafter failed or was late."""
@@ -289,7 +289,7 @@ class PoolDrafter(Drafter):
         return frozenset([number for number, each in members if not (each.costless or each.scores_known_tokens)])
 
     def _bits(self, names: Sequence[str]) -> int:
-        return sum([1 << number for number, name in enumerate(self.names) if name in names])
+        return sum([1 << number for number, name in enumerate(self.member_names) if name in names])
 
     def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
         """Let drafters score known tokens, where they can; scores of asynchronous drafters count when they arrive."""
@@ -347,12 +347,12 @@ class PoolDrafter(Drafter):
             member = self.members[number]
             if member.drafter.drafts_outcomes and member.present and not any(depths[number]):
                 idle.append(number)
-        named = {context.id: context.drafters or self.names for context, _ in others}
+        named = {context.id: context.drafters or self.member_names for context, _ in others}
 
         def rank(id: str) -> list[float]:
             record = self.records.get(id) or PoolRequestState(DrafterWeights(len(self.members)), True)
             weights = record.weights.weights(self.pool_stats.prior)
-            return [weights[number] * (self.names[number] in named[id]) for number in idle]
+            return [weights[number] * (self.member_names[number] in named[id]) for number in idle]
 
         return start_outcomes(others, [self.members[number] for number in idle], rank, self.setting.clock)
 

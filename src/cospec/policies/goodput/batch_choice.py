@@ -17,7 +17,7 @@ from cospec.policies.goodput.length_optimizer import LengthChoice
 
 PARTS = 8  # sizes of a prefix that are examined: eighths of the sequences
 GAIN = 1.02  # of the goodput of all sequences, that a smaller step must reach
-WAIT = DraftBudget(wait=True)
+SKIP_STEP = DraftBudget(skip_step=True)
 
 Solved = Callable[[Sequence[int]], tuple[LengthChoice, list[DraftBudget]]]
 """The best lengths of a step with the sequences of these indices."""
@@ -132,7 +132,7 @@ class BatchChoice:
         if self.size is None or self.size >= len(ids):
             self._ids, self._order = (), []
             return budgets
-        order, found = self.order(ids), [WAIT] * len(ids)
+        order, found = self.order(ids), [SKIP_STEP] * len(ids)
         for place in order[: self.size]:
             found[place] = budgets[place]
         self._order = order[self.size :] + order[: self.size]

@@ -64,7 +64,7 @@ class LengthProblem:
     def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
         """Return the inputs of a step; the room in the cache is M_max."""
         n = len(lengths)
-        room = min(load.tokens - n - load.other_prefill_tokens, load.free_cache_tokens - n - load.other_prefill_tokens)
+        room = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens
         if self.bounds.tokens is not None:
             room = min(room, self.bounds.tokens)
         fed = None if backlog is None or not backlog.any() else self.feeding(backlog)

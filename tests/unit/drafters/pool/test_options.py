@@ -62,10 +62,10 @@ def test_a_pool_is_built_from_plain_keys() -> None:
     config = EngineConfig.build({"speculative_config": given}).speculative_config
     assert config is not None
     pool = build(**config.options)
-    assert pool.names == ("code", "copy")
+    assert pool.member_names == ("code", "copy")
     assert [member.stepper is not None for member in pool.members] == [True, False]
     assert [member.costless for member in pool.members] == [False, True]
-    assert build().names == ("model", "copy")
+    assert build().member_names == ("model", "copy")
 
 
 @pytest.mark.parametrize(

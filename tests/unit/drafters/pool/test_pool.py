@@ -311,8 +311,8 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
         found = drafter.score_known_tokens([context(tokens)])["s"]
         rows = [torch.softmax(model.logits(tokens[:n]), -1) for n in range(1, len(tokens))]
         wanted = [float(row[token]) for row, token in zip(rows, tokens[1:], strict=True)]
-        assert found.tokens == min(LOOKBACK, len(wanted))
-        assert found.chance == pytest.approx(sum(wanted[-LOOKBACK:]))
+        assert found.num_tokens == min(LOOKBACK, len(wanted))
+        assert found.probability_sum == pytest.approx(sum(wanted[-LOOKBACK:]))
         tokens += [1, 3, 0] * 15
     tokens = tokens[:-45]
     if isinstance(drafter, ModelStepwiseDrafter):
@@ -346,7 +346,7 @@ def test_hedge_scores_the_prompt_first() -> None:
             pool = pool_of(drafters, combiner, routing, V)
             asked = asked_by(pool)
             pool.propose([context(tokens)], [DraftBudget(2, 2)])
-            assert {name for name, depth in zip(pool.names, asked[0], strict=True) if depth} == wanted, combiner
+            assert {name for name, depth in zip(pool.member_names, asked[0], strict=True) if depth} == wanted, combiner
 
 
 def test_a_led_model_continues_from_what_it_is_fed() -> None:

@@ -31,7 +31,7 @@ def of_size(tokens: float, seconds: float) -> LengthChoice:
 
 
 def taken(budgets: list[DraftBudget]) -> list[int]:
-    return [place for place, budget in enumerate(budgets) if not budget.wait]
+    return [place for place, budget in enumerate(budgets) if not budget.skip_step]
 
 
 def test_the_size_with_most_tokens_per_second_within_the_limit() -> None:

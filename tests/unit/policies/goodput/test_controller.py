@@ -211,9 +211,9 @@ def test_bounds_of_a_round_are_kept() -> None:
 
 def test_room_bounds_the_verified_tokens() -> None:
     for load in (
-        BatchState(sequences(8), tokens=12),
+        BatchState(sequences(8), token_budget=12),
         BatchState(sequences(8), free_cache_tokens=12),
-        BatchState(sequences(8), 100, tokens=112),
+        BatchState(sequences(8), 100, token_budget=112),
     ):
         assert 0 < sum(budget.max_nodes for budget in policy(FLAT).plan(load)) <= 4
     assert sum(budget.max_nodes for budget in policy(FLAT).plan(BatchState(sequences(8)))) > 4

@@ -79,7 +79,7 @@ class Combiner(ABC):
 
     name: ClassVar[str]
     stream_kinds: ClassVar[frozenset[StreamKind]]  # of the acceptance methods that may verify its drafts
-    steps: ClassVar[bool]  # runs stepwise drafters in lockstep, instead of requesting whole drafts
+    is_stepwise: ClassVar[bool]  # runs stepwise drafters in lockstep, instead of requesting whole drafts
     gathers: ClassVar[bool]  # every draft adds to the verified tokens, so a draft's value is its new tokens
     branches: ClassVar[bool]  # accepts and makes drafts that branch
     confident: ClassVar[bool]  # compares confidences of whole drafts, so computing them is worthwhile

@@ -85,7 +85,7 @@ class Fuse(Combiner):
 
     name: ClassVar[str] = "fuse"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
-    steps: ClassVar[bool] = True
+    is_stepwise: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = True
     confident: ClassVar[bool] = True

@@ -81,7 +81,7 @@ class Mix(Combiner):
 
     name: ClassVar[str] = "mix"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET, StreamKind.DRAFT})
-    steps: ClassVar[bool] = True
+    is_stepwise: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     confident: ClassVar[bool] = True

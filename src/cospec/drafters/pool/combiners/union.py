@@ -17,7 +17,7 @@ class Union(Combiner):
 
     name: ClassVar[str] = "union"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
-    steps: ClassVar[bool] = False
+    is_stepwise: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     branches: ClassVar[bool] = True
     confident: ClassVar[bool] = False

@@ -24,7 +24,7 @@ class Vote(Combiner):
 
     name: ClassVar[str] = "vote"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
-    steps: ClassVar[bool] = False
+    is_stepwise: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     confident: ClassVar[bool] = False
