@@ -280,7 +280,7 @@ class WaitsForAll(Fixed):
     kept: tuple[str, ...] = ()
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        return [DraftBudget(2, 2, wait=one.id not in self.kept) for one in load.ready]
+        return [DraftBudget(2, 2, skip_step=one.id not in self.kept) for one in load.ready]
 
 
 def test_a_policy_that_leaves_out_all_sequences_stops_nothing() -> None:
