@@ -1,6 +1,7 @@
 """Turns the outputs of a step into commits and events: appends tokens, ends outputs, detokenizes.
 
-Runs in the engine, after the verifier. Tokens, cache length and counts end at the same token.
+Runs in the engine, after the verifier. Tokens, cache length, accepted and rejected tokens end at the same token. All
+nodes of the last draft count as drafted.
 """
 
 from __future__ import annotations
@@ -146,12 +147,11 @@ class OutputProcessor:
         divergences = step_output.divergences[: len(new)]
         stats.divergence += sum(divergences)
         stats.relaxed_tokens += len(divergences)
-        nodes, committed_rejection, ranks = 0, False, tuple[int, ...]()
+        nodes, rejected, ranks = 0, False, tuple[int, ...]()
         if draft is not None:
             nodes, ranks = len(draft.tokens), sibling_ranks(draft.parents, path)
-            rejection = not result.bonus and len(path) == len(result.path)
-            committed_rejection = rejection and len(path) < len(new)
-            _count(stats, nodes, len(path), rejection)
+            rejected = not result.bonus and len(path) < len(new)  # otherwise the output ends before the rejection
+            _count(stats, nodes, len(path), rejected)
             output.sources += [draft.drafters[node] for node in path]
         if len(path) < len(new):
             output.sources.append("bonus" if result.bonus else "target")
@@ -165,7 +165,7 @@ class OutputProcessor:
             sequence.computed,
             nodes,
             sequence.finish,
-            committed_rejection,
+            rejected,
             step_output.state,
             ranks,
         )

@@ -106,6 +106,8 @@ def test_the_length_limit_inside_an_accepted_path(limit: int) -> None:
     assert sequence.tokens[1:] == [5, 6, 7, 8][:limit]
     assert events[0].finish is FinishReason.LENGTH
     assert events[0].sources == ("d", "d", "d", "target")[:limit]
+    assert events[0].stats is not None
+    assert (events[0].stats.accepted, events[0].stats.rejections) == (min(limit, 3), limit == 4)
 
 
 def test_a_stop_token_at_the_limit_is_a_stop() -> None:
