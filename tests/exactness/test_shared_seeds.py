@@ -5,8 +5,9 @@ All requests are enumerated together, and whoever asks for the same numbers gets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
 from harness.oracle import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
+from harness.pools import pool_of
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, run_all, tokens_of, toy_engine
 
@@ -75,13 +77,18 @@ def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, StreamKind
     return [stream[0].token(row, *stream[1:]) for row, stream in zip(rows, streams, strict=True)]
 
 
-def distribution_of_last(acceptance_method: str, requests: Sequence[Request], vocab: int = 3) -> OutputDistribution:
+def distribution_of_last(
+    acceptance_method: str,
+    requests: Sequence[Request],
+    vocab: int = 3,
+    drafter: Callable[[], Drafter] = SuffixDrafter,
+) -> OutputDistribution:
     """Over everything that may happen to the requests before it, one after the other, and to itself."""
     target = ToyModel(vocab, order=2, seed=1)
     shape = {"max_nodes": 3} if acceptance_method == "recursive" else {}
 
     def run(trace: BranchTrace) -> tuple[int, ...]:
-        engine = toy_engine(target, SuffixDrafter(), acceptance_method, k=2, **shape)
+        engine = toy_engine(target, drafter(), acceptance_method, k=2, **shape)
         numbers = Numbers(trace)
         with drawing(numbers.draws), patch("cospec.acceptance.reference.exponential_sample", _race):
             for request in requests:
@@ -141,6 +148,42 @@ def test_requests_that_differ_in_their_end_follow_their_law(changed: dict[str, A
 def test_repetitions_with_the_same_numbers_would_be_seen(acceptance_method: str, times: int) -> None:
     with without_numbers():
         assert error_of_repetitions(acceptance_method, times, vocab=5 - times) > SEEN
+
+
+class HostileDrafter(SuffixDrafter):
+    """Remembers earlier requests, and declares that nothing learns, as a drafter node can."""
+
+    learns = False
+
+    def __init__(self, trusted: bool) -> None:
+        super().__init__()
+        self.trusted = trusted
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_an_untrusted_drafter_learns_nothing_from_a_seed(acceptance_method: str) -> None:
+    """With an untrusted drafter no two requests share random numbers; the trusted one is the control."""
+    wanted = joint_distribution_of(ToyModel(3, order=2, seed=1), FIRST.sampling, FIRST.prompt, LENGTH)
+    requests = [FIRST, replace(FIRST, id="again")]
+    for trusted in (False, True):
+        found = distribution_of_last(acceptance_method, requests, drafter=partial(HostileDrafter, trusted))
+        assert (total_variation(found, wanted) < EXACT) is not trusted
+        assert (total_variation(found, wanted) > SEEN) is trusted
+
+
+def test_an_untrusted_drafter_cannot_derive_the_seed() -> None:
+    """A node reads the user's seed, prompt and parameters, which give the seed of a request with a trusted drafter."""
+
+    def seeds(drafter: Drafter, acceptance_method: str) -> set[int]:
+        resolve = toy_engine(ToyModel(3, order=2, seed=1), drafter).parts.input_processor.resolve
+        chosen = Speculation(acceptance_method=acceptance_method)
+        return {resolve(replace(FIRST, speculation=chosen), number).seed for number in range(3)}
+
+    assert len(seeds(HostileDrafter(True), "block")) == 1
+    pool = pool_of({"away": HostileDrafter(False), "here": NgramDrafter()}, "mix", "all", 3)
+    for drafter in (HostileDrafter(False), pool):
+        assert len(seeds(drafter, "block") | seeds(drafter, "rejection")) == 6
+        assert seeds(drafter, "match") == {FIRST.seed}, "a node races with the noise of the target"
 
 
 def without_numbers() -> Any:

@@ -172,6 +172,7 @@ def connect(
             drafters=drafter.member_names if drafter else None,
             sampled_method="recursive" if trees else "block",
             learns=drafting.learns or mode_learns,
+            trusted_drafter=drafter is None or drafter.trusted,
         ),
         distribution=verification.distribution,
         models=verification.models,

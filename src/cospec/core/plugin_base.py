@@ -44,6 +44,7 @@ class Drafter(ABC):
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
         reads_states: commits have to carry the target's hidden states.
         learns: drafts of one request depend on what other requests wrote.
+        trusted: False: runs on machines that may be hostile, so seeds of acceptance tests stay secret.
         capabilities: what a policy may ask for, and what takes time.
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         member_names: names of a pool's drafters; None: the drafter is no pool.
@@ -62,6 +63,7 @@ class Drafter(ABC):
     drafts_ahead: bool
     reads_states: bool
     learns: bool
+    trusted: bool = True
     capabilities: DrafterCapabilities = DrafterCapabilities()
     stream_kinds: frozenset[StreamKind] | None = None
     member_names: tuple[str, ...] | None = None

@@ -31,7 +31,7 @@ class DrafterProxy(Drafter):
         self.name, self.member_names = info.name, info.member_names
         self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
-        self.is_stepwise, self.drafts_outcomes = info.is_stepwise, info.drafts_outcomes
+        self.is_stepwise, self.drafts_outcomes, self.trusted = info.is_stepwise, info.drafts_outcomes, info.trusted
 
     @property
     def executor(self) -> RemoteExecutor:

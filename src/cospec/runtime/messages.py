@@ -139,6 +139,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     scores_known_tokens: bool = False
     is_stepwise: bool = False
     drafts_outcomes: bool = False
+    trusted: bool = True
 
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterInfo:
@@ -154,6 +155,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.member_names,
             dict(drafter.weights()),
             drafter.scores_known_tokens,
+            trusted=drafter.trusted,
         )
 
 

@@ -102,6 +102,7 @@ class InputProcessor:
             these methods.
         drafters: names of a pool's drafters; None without a pool.
         learns: whether drafts depend on earlier requests, through the drafter, the policy or the execution mode.
+        trusted_drafter: False: the drafter's machines read the users' seeds, and may derive other seeds from these.
 
     Raises:
         InvalidInput: the configured acceptance method cannot verify the drafter's drafts.
@@ -119,6 +120,7 @@ class InputProcessor:
     drafters: tuple[str, ...] | None = None
     sampled_method: str = "block"
     learns: bool = True
+    trusted_drafter: bool = True
 
     def __post_init__(self) -> None:
         if self.acceptance_method != "auto":
@@ -163,6 +165,8 @@ class InputProcessor:
         )
         if not shared:
             return resolved
+        if not self.trusted_drafter:
+            return replace(resolved, seed=secrets.randbits(64))
         learns = self.learns or (speculation.policy is not None and POLICIES.load(speculation.policy).learns)
         return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 

@@ -291,4 +291,11 @@ def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
     if cls.samples and not options.trusted:
         streams = frozenset({StreamKind.TARGET})
     declared = recipe.name, cls.samples, cls.drafts_ahead, False, cls.learns, capabilities, streams
-    return DrafterInfo(*declared, member_names=None, weights={}, is_stepwise=cls.is_stepwise, drafts_outcomes=True)
+    return DrafterInfo(
+        *declared,
+        member_names=None,
+        weights={},
+        is_stepwise=cls.is_stepwise,
+        drafts_outcomes=True,
+        trusted=options.trusted,
+    )

@@ -91,6 +91,7 @@ class PoolDrafter(Drafter):
         self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
         self.member_names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
+        self.trusted = all(member.drafter.trusted for member in self.members)
         self.reads_states = any(member.drafter.reads_states for member in self.members)
         self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
         priced = sum(not member.costless for member in self.members)

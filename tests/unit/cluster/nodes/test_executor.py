@@ -29,6 +29,11 @@ def test_drawn_tokens_are_verified_by_match_unless_nodes_are_trusted() -> None:
     assert info("draft_model", {"model": None}).name == "away"
 
 
+def test_nodes_are_trusted_as_configured() -> None:
+    for method in ("draft_model", "ngram"):
+        assert info(method, {}, trusted=True).trusted and not info(method, {}).trusted
+
+
 @pytest.mark.parametrize(
     ("method", "options", "sentence"),
     [
