@@ -23,16 +23,16 @@ class SpeculativeConfig(Options):
 
     Attributes:
         method: ``draft_model``, ``ngram``, ``suffix``, ``heads``, ``pool``, ``synthetic``, ``off``, or a plug-in's
-            name. Where no method is named, models of the zoo use ``draft_model``, other models ``suffix``.
+            name. Without ``speculative_config`` models of the zoo use ``draft_model``, other models ``suffix``.
         num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
-            chains have 8 tokens at most; ``goodput`` doubles this limit, up to 32, where a request takes whole chains.
+            the limit of a chain is 8; ``goodput`` doubles the limit, up to 32, where whole chains are accepted.
         acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
-            for greedy and seeded requests, for drafts of ``union``, ``vote`` and ``fuse``, and for nodes without
-            ``trusted``. Otherwise ``auto`` takes ``block`` for chains and ``recursive`` for trees.
+            for greedy and seeded requests, for drafts of ``union``, ``vote`` and ``fuse``, and for tokens that
+            nodes without ``trusted`` draw. Otherwise ``auto`` takes ``block`` for chains and ``recursive`` for trees.
         policy: chooses the draft length of each request: ``goodput``, ``slope``, ``confidence``, ``milp``, ``fixed``
             or ``off``. ``auto`` is ``fixed`` for a number of tokens, else ``goodput``.
         policy_options: options of the policy.
-        max_nodes: tokens of a draft tree per step, side branches included. None drafts chains.
+        max_nodes: tokens of a draft tree per step, side branches included. None leaves trees to drafter and policy.
         widths: children per node at each level of the tree. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification: ``sequential``, ``pipelined`` or ``draft-ahead``.
             ``auto`` chooses by measured times.

@@ -1,4 +1,4 @@
-"""Policies that only a simulation can have: an oracle and a random policy (SmartSpec 7.3)."""
+"""Policies that only a simulation can have: an oracle and a random policy (SmartSpec 7.2.1)."""
 
 from __future__ import annotations
 

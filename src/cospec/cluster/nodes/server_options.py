@@ -15,12 +15,12 @@ LOCAL = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://", "inpr
 
 
 class NodesOptions(Options):
-    """How drafter nodes reach the verifier.
+    """How drafter nodes reach the server.
 
     Attributes:
         bind: the ZeroMQ address that nodes connect to.
         keys: a folder of ``cospec node keys``; None: no encryption, allowed within one machine only.
-        quantile: the verifier waits for a node until this share of the node's answers has come, 0 to 1.
+        quantile: the server waits for a node until this share of the node's answers has come, 0 to 1.
         deadline: the longest wait for a node, in seconds.
         trusted: nodes may send the distributions that their tokens were drawn from. A node that lies about them
             changes outputs. Otherwise the acceptance method ``match`` verifies all tokens that nodes draw.
