@@ -36,7 +36,8 @@ class SamplingParams:
         stop_token_ids: token ids that end the output.
         ignore_eos: continue after the end-of-sequence token.
         seed: under ``match``, model, prompt, parameters and seed alone determine the output. Other acceptance methods
-            also read the drafts. Where drafter, policy or execution mode learns, a repeated request is a new sample.
+            also read the drafts. Where drafter, policy or execution mode learns, or untrusted nodes draft, a repeated
+            request is a new sample.
         logprobs: number of alternatives per output token; 0 reports the sampled token only, None nothing.
         prompt_logprobs: the same for the tokens of the prompt.
         include_stop_str_in_output: keep the stop string in the text.

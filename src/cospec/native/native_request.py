@@ -12,7 +12,7 @@ from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache
 from cospec.native.verifier import supports, words_of
 
-EDITED = "penalties, bias or min_tokens"
+EDITED = "logits processors, such as penalties, bias or masks"
 PROMPT_LOGPROBS = "prompt_logprobs"
 TREE = "tree draft"
 NO_ROOM = "no room in the drafter's KV cache"
