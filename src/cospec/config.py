@@ -23,7 +23,8 @@ class SpeculativeConfig(Options):
 
     Attributes:
         method: ``draft_model``, ``ngram``, ``suffix``, ``heads``, ``pool``, ``synthetic``, ``off``, or a plug-in's
-            name. Without ``speculative_config`` models of the zoo use ``draft_model``, other models ``suffix``.
+            name. Where no method is named, models of the zoo use ``draft_model`` instead of ``off``, and other models
+            ``suffix``.
         num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
             the limit of a chain is 8; ``goodput`` doubles the limit, up to 32, where whole chains are accepted.
         acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
