@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.cos_theorems import alternate_factor, expected_tokens, naive_factor
+
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
