@@ -135,6 +135,9 @@ template <class F> struct BlockTile {
 
 template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
     typedef Layout<F> L;
+    // Bytes go to L2: with prefetches to L1 or none, one row of 8 bits read 0.7 to 0.9 of what plain loads read.
+    // Half bytes go to L1, because they reached the speed of plain loads that way alone.
+    constexpr int LEVEL = F::LOW == 8 ? 2 : 3;
     V total[ROWS][HALVES];
     UNROLL_FOR (int r = 0; r < ROWS; r++)
         UNROLL_FOR (int h = 0; h < HALVES; h++) total[r][h] = zero();
@@ -151,7 +154,7 @@ template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<
         }
         const uint8_t* group = block + L::HEAD;
         for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
-            for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line);
+            for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, LEVEL);
             ahead += share;
             for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
                 constexpr int PART = decltype(part)::value, PAIRS = F::SUB / 8;
