@@ -41,7 +41,7 @@ struct Forward {
     // This thread's part of a product. Products of one step need no barrier between them.
     void product_part(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
         float* scratch = thread_scratch().reserve(k.linear_scratch(rows, l->inputs));
-        k.linear({l, x, l->inputs, rows, y, columns, columns, epilogue}, team.id, team.size, scratch);
+        k.linear({l, x, l->inputs, rows, y, columns, columns, epilogue}, team, scratch);
     }
 
     void product(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
@@ -54,7 +54,7 @@ struct Forward {
         for (const Linear* l : {layer.q, layer.k, layer.v}) {
             if (!l) continue;
             float* scratch = thread_scratch().reserve(k.linear_scratch(b.num_rows, l->inputs));
-            k.linear({l, x, l->inputs, b.num_rows, y, y_row, l->outputs, STORE}, team.id, team.size, scratch);
+            k.linear({l, x, l->inputs, b.num_rows, y, y_row, l->outputs, STORE}, team, scratch);
             y += l->outputs;
         }
         team.barrier();

@@ -10,14 +10,14 @@ namespace cospec {
 
 namespace {
 
-void linear(const LinearParams& params, int part, int parts, float* scratch) {
+void linear(const LinearParams& params, const Team& team, float* scratch) {
     switch (params.linear->format) {
 #define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) \
-    case id: linear_part<Kernel>(params, part, parts, scratch); break;
+    case id: linear_shares<Kernel>(params, team, scratch); break;
         WEIGHT_FORMATS(FORMAT)
 #undef FORMAT
 #define FORMAT(name, id, Block) \
-    case id: block_part<Block>(params, part, parts, scratch); break;
+    case id: block_shares<Block>(params, team, scratch); break;
         BLOCK_FORMATS(FORMAT)
 #undef FORMAT
     }

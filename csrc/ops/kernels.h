@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "ops/cache_formats.h"
+#include "ops/thread_pool.h"
 #include "ops/weight_formats.h"
 
 namespace cospec {
@@ -75,8 +76,8 @@ struct RandomStream {
 
 struct Kernels {
     const char* name;
-    // Compute part `part` of `parts` of a product. `scratch` holds linear_scratch() floats.
-    void (*linear)(const LinearParams&, int part, int parts, float* scratch);
+    // Compute a thread's shares of a product. `scratch` holds linear_scratch() floats, for this thread alone.
+    void (*linear)(const LinearParams&, const Team&, float* scratch);
     size_t (*linear_scratch)(long rows, long inputs);
     // Attend all spans and write the output, or one span and write the states. `scratch` holds attend_scratch() floats.
     void (*attend)(const AttentionParams&, const AttentionTask&, float* scratch);

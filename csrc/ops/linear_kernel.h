@@ -23,6 +23,10 @@ constexpr int tile_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 constexpr int PANEL = 64;              // outputs
 constexpr long DEPTH = 48;             // words of a column per pass: a panel's part and the next one stay in L1
 constexpr long PREFETCH_BYTES = 2048;  // prefetch distance where a panel is read once
+constexpr long SHARE_BYTES = 1 << 16;  // least bytes of weights that a thread takes: some microseconds
+
+// The least items of a thread's share, each of so many bytes.
+constexpr long least_share(long item_bytes) { return (SHARE_BYTES + item_bytes - 1) / item_bytes; }
 
 // Layout and product of one weight format. A word holds INPUTS inputs of one output, which take PARTS steps.
 template <class T> struct OneInputPerWord {
@@ -217,8 +221,9 @@ template <class W> static InputRows<W> input_rows(
     }
 }
 
+// A thread's shares of the outputs, for a chunk of rows.
 template <class W, bool PACKED>
-static void chunk(const LinearParams& params, long first, long rows, long from, long to, float* scratch) {
+static void chunk(const LinearParams& params, long first, long rows, const Team& team, float* scratch) {
     typedef typename W::Input Input;
     const Linear& l = *params.linear;
     const long all = (l.outputs + 31) / 32, groups = (rows + GROUP - 1) / GROUP;
@@ -232,7 +237,8 @@ static void chunk(const LinearParams& params, long first, long rows, long from, 
         for (long g = 0; g < groups; g++)
             interleave(
                 x.first + start(g) * x.row, x.row, start(g + 1) - start(g), columns, packed + start(g) * columns);
-    for (long u = from; u < to;) {  // in units of 32 outputs; a panel has two units
+    // Units of 32 outputs from u on, up to a panel of two units. Returns their number.
+    const auto unit_tiles = [&](long u, long to) {
         const long panel = u / 2, panel_units = all - 2 * panel < 2 ? 1 : 2;
         const int width = u % 2 == 0 && panel_units == 2 && u + 1 < to ? 4 : 2;
         Block<W> b;
@@ -258,22 +264,23 @@ static void chunk(const LinearParams& params, long first, long rows, long from, 
             }
         }
         write_outputs(params, sums, first, rows, 32 * u, width);
-        u += width / 2;
-    }
+        return width / 2;
+    };
+    const long gates = params.epilogue == SWIGLU ? 2 : 1;  // gates and their inputs stay together
+    const long least = least_share(2 * 32 * words * sizeof(typename W::Word)) * 2 / gates;
+    team.share(all / gates, least, [&](long from, long to) {
+        for (long u = from * gates; u < to * gates;) u += unit_tiles(u, to * gates);
+    });
 }
 
-template <class W> static void linear_part(const LinearParams& params, int part, int parts, float* scratch) {
-    const long unit = params.epilogue == SWIGLU ? 2 : 1;  // gates and their inputs stay together
-    const long units = (params.linear->outputs + 31) / 32 / unit;
-    const long from = units * part / parts * unit, to = units * (part + 1) / parts * unit;
-    if (from == to) return;
+template <class W> static void linear_shares(const LinearParams& params, const Team& team, float* scratch) {
     const long step = chunk_rows(params.rows, params.linear->inputs);
     for (long first = 0; first < params.rows; first += step) {
         const long rows = params.rows - first < step ? params.rows - first : step;
         if (rows <= GROUP)
-            chunk<W, false>(params, first, rows, from, to, scratch);
+            chunk<W, false>(params, first, rows, team, scratch);
         else
-            chunk<W, true>(params, first, rows, from, to, scratch);
+            chunk<W, true>(params, first, rows, team, scratch);
     }
 }
 

@@ -298,7 +298,7 @@ API void cospec_linear(const Linear* l, const float* x, long rows, float* y) {
     const int threads = rows * l->inputs * l->outputs < 30000 ? 1 : num_threads();
     in_parallel(threads, [&](const Team& team) {
         const Kernels& k = kernels();
-        k.linear(params, team.id, team.size, thread_scratch().reserve(k.linear_scratch(rows, l->inputs)));
+        k.linear(params, team, thread_scratch().reserve(k.linear_scratch(rows, l->inputs)));
     });
 }
 

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ struct ThreadPool {
     alignas(64) std::atomic<int> busy{0};  // workers that have not ended the epoch
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> generation{0};
+    alignas(64) std::atomic<uint64_t> taken{0};  // the number of the current loop, and how many of its items are taken
 };
 
 namespace {
@@ -150,6 +152,20 @@ void Team::barrier() const {
         spins < TEAM_SPINS ? cpu_pause() : (void)sched_yield();
 }
 
+// A thread of a later loop has found all items of this loop taken.
+bool Team::take(long count, long least, long* from, long* to) const {
+    uint64_t seen = pool->taken.load(std::memory_order_relaxed);
+    do {
+        const unsigned loop = (unsigned)(seen >> 32);
+        *from = loop == loops ? (long)(uint32_t)seen : 0;
+        if (loop > loops || *from >= count) return false;
+        const long left = count - *from, shares = left / least / (2 * size);
+        *to = *from + (left < least ? left : least * (shares > 1 ? shares : 1));
+    } while (!pool->taken.compare_exchange_weak(
+        seen, (uint64_t)loops << 32 | (uint64_t)*to, std::memory_order_relaxed, std::memory_order_relaxed));
+    return true;
+}
+
 void thread_pool_run(PoolTask work, void* context, int threads) {
     ThreadPool* p = current.load();
     if (threads > p->size) threads = p->size;
@@ -161,6 +177,7 @@ void thread_pool_run(PoolTask work, void* context, int threads) {
     p->context = context;
     p->team = threads <= p->started + 1 ? threads : p->started + 1;
     p->busy.store(p->started);
+    p->taken.store(0, std::memory_order_relaxed);
     start_epoch(p);
     work(context, Team{0, p->team, p});
     for (int spins = 0; p->busy.load(std::memory_order_acquire); spins++)

@@ -10,12 +10,33 @@ struct ThreadPool;
 
 // What each thread of a task receives.
 struct Team {
-    int id, size;
-    ThreadPool* pool;
+    Team(int id, int size, ThreadPool* pool)
+        : id(id),
+          size(size),
+          pool(pool) {}
+    const int id, size;
+    ThreadPool* const pool;
     void barrier() const;  // returns when every thread of the team has called it
     // This thread's part of `count` items is [begin(count), end(count)).
     long begin(long count) const { return count * id / size; }
     long end(long count) const { return count * (id + 1) / size; }
+
+    // Call f(from, to) for shares of `count` items. Threads take shares while there are any, large ones first, because
+    // processors differ in speed and other work may slow one down. All threads enter the same loops in the same order.
+    // A share is a multiple of `least` items, except the last one. Few items are divided equally: each thread then
+    // finds the same items in its cache again.
+    template <class F> void share(long count, long least, F&& f) const {
+        if (count < 4 * least * size) {
+            if (begin(count) < end(count)) f(begin(count), end(count));
+            return;
+        }
+        loops++;
+        for (long from, to; take(count, least, &from, &to);) f(from, to);
+    }
+
+   private:
+    bool take(long count, long least, long* from, long* to) const;
+    mutable unsigned loops = 0;  // that this thread has entered
 };
 
 typedef void (*PoolTask)(void* context, const Team& team);
