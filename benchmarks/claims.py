@@ -137,7 +137,7 @@ def pipelines(name: str = "pipelined, thread") -> Sequence[float]:
     return way["speed"], *way["speed_interval"]
 
 
-def steeper() -> Sequence[float]:
+def slope_over_four() -> Sequence[float]:
     """Speed of lengths by slope over four drafted tokens, eight requests at once."""
     for row in stored("compare_slope_batch8")["ratios"]:
         if (row["system"], row["baseline"], row["cost"]) == ("slope", "draft-4", "time_per_token"):
@@ -164,7 +164,7 @@ CLAIMS = (
     Claim("Minions", "throughput of vote over one drafter", (1.10, 1.60), MEASURED, pooled("vote hedge", "generic")),
     Claim("Minions", "throughput of slope over s = 4, machines apart", (1.06, 1.35), SIMULATED,
           throughput("minions-fig12", "slope in turn", "s=4 in turn")),
-    Claim("Minions", "the same on two shared cores, 8 requests", (1.06, 1.35), MEASURED, steeper),
+    Claim("Minions", "the same on two shared cores, 8 requests", (1.06, 1.35), MEASURED, slope_over_four),
     Claim("Minions", "pipeline over turns, machines apart", (1.34, 1.55), SIMULATED,
           throughput("minions-fig12", "slope", "slope in turn")),
     Claim("Minions", "pipeline over turns, two shared cores", (1.34, 1.55), MEASURED, pipelines),

@@ -57,7 +57,7 @@ def breakdown(results: Results) -> Section:
                 f"Selector: slope over s = 4, our models, batch {batch}",
                 "+35.1%, +5.9%",
                 source,
-                over_four,
+                slope_over_four,
                 "lengths to 8; one drafter, which shares the target's two cores",
             )
             for batch, source in SLOPES.items()
@@ -196,7 +196,7 @@ def gain(runs: Runs, ours: str, other: str) -> str:
     return f"{runs.throughput(ours) / runs.throughput(other) - 1:+.1%}"
 
 
-def over_four(found: Found) -> str:
+def slope_over_four(found: Found) -> str:
     """Speed of the slope over four drafted tokens, and the acceptance lengths of both.
 
     Raises:

@@ -61,8 +61,8 @@ _OFF, _NEUTRAL = Refusal(f"absent or 0; {_TRUNCATES}", (0,)), Refusal(f"absent o
 _REPEATS = "repetition_penalty counts all tokens of prompt and output"
 _ORDER = Refusal("absent, as the order of truncations is fixed: top_k, top_p, min_p")
 
-# Switches of samplers of llama.cpp, SGLang, TGI, transformers and text-generation-webui. Keys that only tune such a
-# sampler, such as ``xtc_threshold``, change no text while the switch is off, so those keys are merely ignored.
+# Sampling keys of llama.cpp, SGLang, TGI, transformers and text-generation-webui. Keys that only tune a sampler, like
+# ``xtc_threshold``, change no text while that sampler is off, so the server ignores those keys.
 SAMPLERS = {
     "mirostat": _OFF,
     "mirostat_mode": _OFF,
