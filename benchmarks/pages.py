@@ -123,7 +123,10 @@ REPORTS = {
         "is the default. *prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
         "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
         "large and a small model.",
-        (("Speed over standard decoding", "collaborative"),),
+        (
+            ("Speed over standard decoding", "collaborative"),
+            ("Simulated from acceptance and forward times", "simulated_ensembles"),
+        ),
     ),
     "execution_modes": Report(
         "Execution modes",

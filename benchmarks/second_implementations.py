@@ -12,6 +12,7 @@ pairs that did not run stay in the results.
 - batch: ``csrc/model/input_batch.cpp`` against ``models/input_batch.py``, with ``--native off`` and the native forward.
 - products, attention: ``native/operators.py`` against torch, in transformers' forward.
 - rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, with ``--native off`` elsewhere.
+- pool rollouts: the same for the members of a voting pool.
 - proposals: the same in an ensemble whose members propose.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
 - candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
@@ -23,10 +24,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
@@ -42,6 +45,7 @@ from cospec.drafters.pool.pool import PoolDrafter
 from cospec.ensemble.blends import weighted
 from cospec.ensemble.ensemble import ProposingEnsemble
 from cospec.models import loading
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import ModelRunner
 from cospec.native import library
@@ -99,20 +103,36 @@ def lockstep(llm: LLM, native: bool) -> LLM:
     return llm
 
 
-def acceptance(llm: LLM, native: bool) -> LLM:
-    """Let an engine with ``--native off`` verify drafts natively, or in Python."""
-    mode = llm.engine.execution_mode
-    verifier = mode.components.verifier
-    assert isinstance(verifier, TargetVerifier)
-    own = TargetVerifier(verifier.model, verifier.blend, verifier.acceptance_methods, native)
-    mode.components = replace(mode.components, verifier=own)
-    return llm
+@contextmanager
+def given(owner: type, **options: Any) -> Iterator[None]:
+    """Let objects of a class be made with other options."""
+    create = owner.__init__  # type: ignore[misc]
+
+    def make(*args: Any, **named: Any) -> None:
+        bound = signature(create).bind(*args, **named)
+        bound.arguments.update(options)
+        create(*bound.args, **bound.kwargs)
+
+    with patch.object(owner, "__init__", make):
+        yield
+
+
+def stepwise(speculative: dict[str, Any], batch: int, native_acceptance: bool = True) -> LLM:
+    """Return an engine with steps in Python, and with native or readable acceptance."""
+    with given(TargetVerifier, native=native_acceptance):
+        return engine(speculative, batch, native="off")
 
 
 def torch_forward(batch: int) -> LLM:
     """Return an engine whose models run ``models/llama.py`` in torch."""
-    build = FusedLlama.build
-    with patch.object(FusedLlama, "build", lambda weights, attention, in_place: build(weights, attention, False)):
+
+    def read(config: Any, recipe: Any) -> Any:
+        weights = loading._llama_weights(config, recipe)
+        shape = {"kv_heads": weights.kv_heads, "dim": weights.dim, "num_layers": len(weights.layers)}
+        return SimpleNamespace(facts={"config": shape}, weights=weights)
+
+    in_torch = patch.object(FusedLlama, "packed", lambda made: FusedLlama.build(made.weights, SDPA, False))
+    with patch.object(loading, "_packed", read), in_torch:
         return engine(CHAIN, batch)
 
 
@@ -122,21 +142,15 @@ def transformers_forward(batch: int, **options: Any) -> LLM:
         return engine(CHAIN, batch, **options)
 
 
-def rollouts(batch: int, native: bool) -> LLM:
-    """Return an engine with steps in Python, whose drafter has ``Model.rollout`` or drafts token by token."""
-    create, own = ModelDrafter.__init__, {"native": native}
-    with patch.object(ModelDrafter, "__init__", lambda self, *given, **named: create(self, *given, **named | own)):
-        return off(CHAIN, batch)
+def rollouts(build_engine: Callable[[], LLM], native: bool) -> LLM:
+    """Return an engine whose model drafters have ``Model.rollout``, or draft token by token."""
+    with given(ModelDrafter, native=native):
+        return build_engine()
 
 
 def without_rollouts(batch: int) -> LLM:
     """Return the ensemble with proposals token by token."""
-    create = ProposingEnsemble.__init__
-
-    def stepwise(self: ProposingEnsemble, decoder: Any, policy: Any, threads: bool, rollouts: bool) -> None:
-        create(self, decoder, policy, threads, False)
-
-    with patch.object(ProposingEnsemble, "__init__", stepwise):
+    with given(ProposingEnsemble, rollouts=False):
         return ensemble(batch)
 
 
@@ -159,15 +173,15 @@ PACKED = partial(patch.object, ModelRunner, "native_forward", new_callable=Prope
 TENSORS = partial(patch.object, reference, "verify_drafts", tensor.verify_drafts)
 
 
-def off(speculative: dict[str, Any], batch: int, native: bool = True) -> LLM:
-    """Return an engine with steps in Python, and with native or readable acceptance."""
-    return acceptance(engine(speculative, batch, native="off"), native)
-
-
 def pool_pair(combiner: str, temperature: float, batch: int) -> Pair:
     """Return a pool with native and readable lockstep."""
     native, readable = (lockstep(engine(pool(combiner), batch), kind) for kind in (True, False))
     return Pair(native, readable, temperature)
+
+
+def rollout_pair(build_engine: Callable[[], LLM]) -> Pair:
+    """Return two engines whose drafters have rollouts, and have none."""
+    return Pair(rollouts(build_engine, True), rollouts(build_engine, False))
 
 
 def candidates_pair(batch: int) -> Pair:
@@ -180,17 +194,20 @@ PAIRS: dict[str, Callable[[int], Pair]] = {
     "lockstep fuse": partial(pool_pair, "fuse", 0.0),
     "lockstep mix": partial(pool_pair, "mix", 0.8),
     "steps": lambda batch: Pair(engine(CHAIN, batch), engine(CHAIN, batch, native="off")),
-    "acceptance": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch, native=False), 0.8),
+    "acceptance": lambda batch: Pair(stepwise(CHAIN, batch), stepwise(CHAIN, batch, False), 0.8),
     "forward": lambda batch: Pair(engine(CHAIN, batch), torch_forward(batch)),
-    "batch": lambda batch: Pair(off(CHAIN, batch), off(CHAIN, batch), readable_patch=PACKED),
+    "batch": lambda batch: Pair(stepwise(CHAIN, batch), stepwise(CHAIN, batch), readable_patch=PACKED),
     "products": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, linear_backend="mkldnn")),
     "attention": lambda batch: Pair(transformers_forward(batch), transformers_forward(batch, attention_backend="sdpa")),
-    "rollouts": lambda batch: Pair(rollouts(batch, True), rollouts(batch, False)),
+    "rollouts": lambda batch: rollout_pair(lambda: stepwise(CHAIN, batch)),
+    "pool rollouts": lambda batch: rollout_pair(lambda: engine(pool("vote"), batch)),
     "proposals": lambda batch: Pair(ensemble(batch), without_rollouts(batch), 0.8),
     "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, readable_patch=BLENDS),
     "candidates": candidates_pair,
-    "sampling": lambda batch: Pair(off(TREE, batch), off(TREE, batch), 0.8, readable_patch=never(library, "available")),
-    "tensors": lambda batch: Pair(off(CHAIN, batch, False), off(CHAIN, batch, False), 0.8, TENSORS),
+    "sampling": lambda batch: Pair(
+        stepwise(TREE, batch), stepwise(TREE, batch), 0.8, readable_patch=never(library, "available")
+    ),
+    "tensors": lambda batch: Pair(stepwise(CHAIN, batch, False), stepwise(CHAIN, batch, False), 0.8, TENSORS),
 }
 
 

@@ -112,6 +112,19 @@ def collaborative(found: Found) -> Iterator[str]:
             yield _row(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
 
 
+def simulated_ensembles(found: Found) -> Iterator[str]:
+    """Measured and simulated speed over standard decoding, by setting, batch and temperature."""
+    yield from _head("", "batch", "T", "domain", "measured", "simulated", "process")
+    for row in found["rows"]:
+        measured = "{:.2f} ({:.2f} to {:.2f})".format(row["measured"], *row["interval"])
+        figures = [f"{row[key]:.2f}" for key in ("simulated", "process")]
+        yield _row(
+            f"`{row['setting']}`", str(row["batch"]), f"{row['temperature']:g}", row["domain"], measured, *figures
+        )
+    errors = found["median_error"]
+    yield f"\nMedian error: simulated {errors['simulated']:.1%}, process {errors['process']:.1%}."
+
+
 def load(found: Found) -> Iterator[str]:
     """Latency by request rate, and ratios of ``auto`` to the other configurations.
 
@@ -260,6 +273,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "overhead": overhead,
     "load": load,
     "collaborative": collaborative,
+    "simulated_ensembles": simulated_ensembles,
     "pipelining": pipelining,
     "pool": pool,
     "heads": heads,

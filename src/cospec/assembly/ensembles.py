@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,6 @@ from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification
 from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
-from cospec.core.interfaces import Blend
 from cospec.core.plugin_base import Drafter
 from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
 from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
@@ -20,6 +20,7 @@ from cospec.ensemble.ensemble import (
     EnsembleDecoder,
     LoadedModels,
     ProposingEnsemble,
+    Threads,
     check_vocabularies,
 )
 from cospec.ensemble.proposer_policy import (
@@ -43,27 +44,12 @@ def assemble_ensemble(
     Raises:
         InvalidInput: models, blend and options do not fit each other.
     """
-    check_vocabularies(loaded)
     clock, speculative = time.monotonic, config.speculative_config or SpeculativeConfig()
-    blends, acceptance_methods = BlendRegistry(blend_options_of(config), len(loaded.models)), AcceptanceMethods()
-    own = blends.build()
-    decoder = EnsembleDecoder(loaded, blends, acceptance_methods, config.native == "auto")
-    verifier = EnsembleVerifier(decoder)
-    verification = Verification(
-        loaded.models[0],
-        verifier,
-        verifier.pages,
-        min(model.max_len for model in loaded.models),
-        distribution_of(own),
-        acceptance_methods,
-        text,
-        (lambda ensemble: distribution_of(blends.build(ensemble))) if config.collaboration.request_ensembles else None,
-        loaded.models,
-    )
+    decoder, verification = build_verification(loaded, config, text)
     if drafter is None:
-        members = _proposing_members(decoder, own, config)
-        pages = EnsembleKVManager([model.pages for model in decoder.models], members.chains.fed, members.chains.drop)
-        verification, drafting = replace(verification, pages=pages), _drafting_by_members(members)
+        parallel = config.collaboration.proposal == "parallel"
+        threads = ThreadPoolExecutor(len(decoder.models)) if parallel else None
+        verification, drafting = propose_by_members(decoder, verification, config, threads, config.native == "auto")
     else:
         drafting = replace(
             drafting_by(drafter, speculative, loaded.models[0], clock), why_no_multi_step=SEVERAL_MODELS, learns=True
@@ -71,22 +57,55 @@ def assemble_ensemble(
     return connect(verification, drafting, speculative, verification.limits(config), clock)
 
 
-def _proposing_members(decoder: EnsembleDecoder, own: Blend, config: EngineConfig) -> ProposingEnsemble:
-    """The models that propose to each other, with their policy."""
-    options = config.collaboration
-    policy = build_proposer_policy(options, len(decoder.models), own.members)
-    return ProposingEnsemble(decoder, policy, options.proposal == "parallel", config.native == "auto")
+def build_verification(
+    loaded: LoadedModels, config: EngineConfig, text: TextInfo
+) -> tuple[EnsembleDecoder, Verification]:
+    """Return what blends the models, and the verification of drafts by all models.
+
+    Raises:
+        InvalidInput: models and blend do not fit each other.
+    """
+    check_vocabularies(loaded)
+    blends, acceptance_methods = BlendRegistry(blend_options_of(config), len(loaded.models)), AcceptanceMethods()
+    decoder = EnsembleDecoder(loaded, blends, acceptance_methods, config.native == "auto")
+    verifier = EnsembleVerifier(decoder)
+    verification = Verification(
+        loaded.models[0],
+        verifier,
+        verifier.pages,
+        min(model.max_len for model in loaded.models),
+        distribution_of(blends.build()),
+        acceptance_methods,
+        text,
+        (lambda ensemble: distribution_of(blends.build(ensemble))) if config.collaboration.request_ensembles else None,
+        loaded.models,
+    )
+    return decoder, verification
 
 
-def _drafting_by_members(members: ProposingEnsemble) -> Drafting:
-    """Let the members propose to each other; a request cannot choose their policy."""
-    return Drafting(
+def propose_by_members(
+    decoder: EnsembleDecoder,
+    verification: Verification,
+    config: EngineConfig,
+    threads: Threads | None,
+    rollouts: bool,
+) -> tuple[Verification, Drafting]:
+    """Let the models propose to each other; a request cannot choose their policy.
+
+    Args:
+        threads, rollouts: see ``ProposingEnsemble``.
+    """
+    policy = build_proposer_policy(config.collaboration, len(decoder.models), decoder.blends.build().members)
+    members = ProposingEnsemble(decoder, policy, threads, rollouts)
+    drafting = Drafting(
         partial(Collaborative, members),
-        members.policy,
-        proposes=members.policy.proposer_schedule.proposes,
+        policy,
+        proposes=policy.proposer_schedule.proposes,
         fixed_choices=frozenset({"policy"}),
         closers=(members.close,),
     )
+    pages = EnsembleKVManager([model.pages for model in decoder.models], members.chains.fed, members.chains.drop)
+    return replace(verification, pages=pages), drafting
 
 
 def check_speculation(speculative: SpeculativeConfig, options: CollaborationConfig) -> None:

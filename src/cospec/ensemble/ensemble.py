@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +73,16 @@ class EnsembleDecoder:
             model.free(ids)
 
 
+class Threads(Protocol):
+    """One thread per model, such as a ``ThreadPoolExecutor``."""
+
+    def map(self, work: Callable[[int], None], models: Iterable[int], /) -> Iterable[None]:
+        """Run ``work`` for all models at the same time."""
+
+    def shutdown(self) -> None:
+        """End the threads."""
+
+
 class ProposingEnsemble:
     """Models that propose to each other.
 
@@ -82,13 +92,13 @@ class ProposingEnsemble:
     """
 
     def __init__(
-        self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool, rollouts: bool = True
+        self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: Threads | None, rollouts: bool = True
     ) -> None:
         self.models, self.names, self.policy, self.rollouts = decoder.models, decoder.names, policy, rollouts
         self.chains = ProposalChains(len(decoder.models))
         self.limit_torch_threads = decoder.limit_torch_threads
         self._decoder = decoder
-        self._threads = ThreadPoolExecutor(len(decoder.models)) if threads else None
+        self._threads = threads
 
     def proposal_chain(self, sequence: RequestState) -> ProposalChain:
         """Return the proposal chain of a sequence; a new chain after each admission."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Protocol
 
 from cospec.core.plugin_base import Drafter
@@ -19,39 +17,20 @@ from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.recorded_drafter import RecordedDrafter, RecordedMember
-from cospec.simulation.recorded_drafts import Recording
 from cospec.simulation.scenario import DrafterConfig, MemberConfig
-from cospec.simulation.simulated_drafter import Rates, SimulatedDrafter
-from cospec.simulation.workload import SimulatedRequest
+from cospec.simulation.simulated_drafter import DrafterSetting, SimulatedDrafter
 
 LOOKUP = "ngram"
 
 
-class DrafterWorker(Protocol):
-    """A drafter that takes simulated time.
+class TimedPart(Protocol):
+    """A simulated part that takes time.
 
     Attributes:
-        busy: seconds of proposals.
+        busy: seconds of its work.
     """
 
     busy: float
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterSetting:
-    """What simulated drafters read.
-
-    Attributes:
-        requests: the requests of the engine, by id.
-        rates: α by domain, for drafters that are not recorded.
-        folder: of the scenario, the base of relative paths.
-    """
-
-    clock: VirtualClock
-    requests: Mapping[str, SimulatedRequest]
-    rates: Mapping[str, Rates]
-    folder: Path
-    recording: Recording | None
 
 
 class MemberExecutor(SimulatedExecutor):
@@ -67,7 +46,7 @@ class MemberExecutor(SimulatedExecutor):
         self.info = DrafterInfo.of(drafter)
 
 
-def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[DrafterWorker]]:
+def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Drafter, Sequence[TimedPart]]:
     """Return a drafter, and all parts that take time.
 
     Raises:
@@ -75,9 +54,9 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
     """
     if drafting.kind != "recorded":
         cost = drafting.cost.built(setting.folder)
-        simulated = SimulatedDrafter(drafting, cost, setting.clock, setting.rates, setting.requests)
+        simulated = SimulatedDrafter(drafting, cost, setting)
         return simulated, [simulated]
-    drafters, workers = list[Named](), list[DrafterWorker]()
+    drafters, workers = list[Named](), list[TimedPart]()
     for member in drafting.members:
         drafter: Drafter = NgramDrafter()
         if member.name != LOOKUP:

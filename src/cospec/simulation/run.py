@@ -7,7 +7,7 @@ time. So every engine sees each request at the right time, for any number of rep
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,17 @@ from cospec.policies.latency.step import LatencyModels
 from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
-from cospec.simulation.drafter_builder import DrafterSetting, DrafterWorker, build_drafter
+from cospec.simulation.drafter_builder import TimedPart, build_drafter
 from cospec.simulation.oracle_policies import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.recorded_drafts import read_recording
 from cospec.simulation.results import RequestLog, StepLog, summary
 from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant
-from cospec.simulation.simulated_drafter import Rates, SimulatedDrafter
+from cospec.simulation.simulated_drafter import DrafterSetting, Rates, SimulatedDrafter
+from cospec.simulation.simulated_ensemble import build_ensemble
 from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16
-SMALLEST_VOCAB = 2  # tokens without a recording: 0 and ``FILLER``
 CHAINS = ("fixed", "off")  # policies that ask no member of a pool for a tree; recorded drafts are chains
 SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
@@ -49,8 +49,8 @@ class Replica:
     engine: Engine
     clock: VirtualClock
     requests: dict[str, SimulatedRequest]
-    workers: Sequence[DrafterWorker]
-    verifier: SimulatedVerifier
+    workers: Sequence[TimedPart]  # of drafts
+    targets: Sequence[TimedPart]
     steps: StepLog
     held: int = 0  # requests that have not ended
     request_seconds: float = 0.0  # the integral of ``held`` over time
@@ -110,27 +110,42 @@ class World:
         if target.seconds(1, 1, 1) <= 0:
             raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
         recording = None if scenario.recording is None else read_recording(self.folder / scenario.recording)
-        pages = BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False)
-        cache = SimulatedModel(pages, SMALLEST_VOCAB if recording is None else recording.vocab_size)
         requests: dict[str, SimulatedRequest] = {}
         setting = DrafterSetting(clock, requests, self._rates(), self.folder, recording)
         drafter, workers = build_drafter(self.drafting, setting)
-        verifier, steps = SimulatedVerifier(cache, scenario.target, target, clock, requests), StepLog(clock)
-        policy = RecordedPolicy(self._policy(drafter, setting, target, draft), steps)
-        executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
-        EXECUTION_MODES.check(variant.execution_mode)
-        capacity = cache.pages.capacity
-        verification = Verification(cache, verifier, cache.pages, capacity, TARGET, AcceptanceMethods())
-        order = EXECUTION_MODES.load(variant.execution_mode)
-        drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
+        verification, drafting, targets = self._target(setting, target)
+        if drafting is None:
+            policy = self._policy(drafter, setting, target, draft)
+            executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
+            EXECUTION_MODES.check(variant.execution_mode)
+            order = EXECUTION_MODES.load(variant.execution_mode)
+            drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
+        steps = StepLog(clock)
+        drafting = replace(drafting, policy=RecordedPolicy(drafting.policy, steps))
         limits = SchedulerLimits(
             variant.max_num_seqs or scenario.max_num_seqs,
             scenario.max_num_batched_tokens,
-            capacity,
-            max_in_flight=verifier.max_in_flight,
+            verification.pages.capacity,
+            max_in_flight=verification.verifier.max_in_flight,
         )
         parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
-        return Replica(Engine(parts), clock, requests, workers, verifier, steps)
+        return Replica(Engine(parts), clock, requests, workers, targets, steps)
+
+    def _target(
+        self, setting: DrafterSetting, cost: ForwardLatency
+    ) -> tuple[Verification, Drafting | None, Sequence[TimedPart]]:
+        """Return what verifies, the drafting of an ensemble's members, and the parts that take time."""
+        target = self.scenario.target
+        if target.members:
+            return build_ensemble(target, self.variant.collaboration, setting, self._pages)
+        cache = SimulatedModel(self._pages(), setting.vocab_size)
+        verifier = SimulatedVerifier(cache, target, cost, setting.clock, setting.requests)
+        capacity = cache.pages.capacity
+        verification = Verification(cache, verifier, cache.pages, capacity, TARGET, AcceptanceMethods())
+        return verification, None, [verifier]
+
+    def _pages(self) -> BlockPool:
+        return BlockPool(self.scenario.kv_tokens // PAGE, PAGE, prefix_caching=False)
 
     def _rates(self) -> dict[str, Rates]:
         """α by domain; 0.5 separates the correct tokens of a trace, whose difficulty is 0 or 1."""
@@ -145,9 +160,9 @@ class World:
             raise InvalidInput("policy_options", dict(variant.policy_options), f"absent for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
-            if self.drafting.kind == "recorded":
-                raise InvalidInput("policy", "oracle", "another policy for recorded drafters")
-            known = SimulatedDrafter(self.drafting, draft, setting.clock, setting.rates, setting.requests)
+            if self.drafting.kind == "recorded" or self.scenario.target.members:
+                raise InvalidInput("policy", "oracle", "another policy for recorded drafters and for ensembles")
+            known = SimulatedDrafter(self.drafting, draft, setting)
             return Oracle(known, target, draft, longest)
         if variant.policy == "random":
             return Random(longest, self.scenario.seed)
@@ -158,7 +173,8 @@ class World:
         if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
             raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
         in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
-        return build_policy(config, drafter, setting.clock, LatencyModels(target, draft.scaled(in_sequence)))
+        known = None if self.scenario.target.members else target  # an engine of several models learns their times
+        return build_policy(config, drafter, setting.clock, LatencyModels(known, draft.scaled(in_sequence)))
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
@@ -177,7 +193,7 @@ def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
 def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
-    busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
+    busy = sum(_busy(each.targets) for each in replicas), sum(_busy(each.workers) for each in replicas)
     return summary(found, [each.steps for each in replicas], busy, world.cost_per_hour)
 
 
@@ -211,6 +227,6 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
     return found, replicas
 
 
-def _drafting(replica: Replica) -> float:
-    """Return the seconds that drafters worked, in parallel or in turn with the target."""
-    return sum(worker.busy for worker in replica.workers)
+def _busy(parts: Sequence[TimedPart]) -> float:
+    """Return the seconds that parts worked, in parallel or in turn."""
+    return sum(part.busy for part in parts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cospec.config import LONGEST_DRAFT, read_file
+from cospec.config import LONGEST_DRAFT, CollaborationConfig, read_file
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Options, parse
 from cospec.policies.latency.forward import ForwardLatency
@@ -126,10 +126,26 @@ class DrafterConfig(Options):
         return self.nodes if self.parallel is None else len(self.members)
 
 
+class ModelConfig(Options):
+    """A model of an ensemble.
+
+    Attributes:
+        cost: instead of the cost of ``TargetConfig``.
+        acceptance: α, the probability that the model's likeliest token is the ensemble's; None: as the drafter of this
+            name in the scenario's recording.
+    """
+
+    name: str
+    cost: LatencyConfig | None = None
+    acceptance: Rate | None = None
+
+
 class TargetConfig(Options):
     """The verification server.
 
     Attributes:
+        members: the models of an ensemble, all on one machine; empty for one target.
+        ensemble: the blend of the members, as the engine's option.
         stages: of a pipeline; each step is divided into microbatches that keep all stages busy.
         steps_in_flight: steps in the pipeline at a time; with as many as stages, each step is one microbatch.
         link: seconds between two stages.
@@ -139,12 +155,20 @@ class TargetConfig(Options):
     """
 
     cost: LatencyConfig
+    members: tuple[ModelConfig, ...] = Field(default=(), strict=False)
+    ensemble: dict[str, Any] = Field(default={"method": "weighted"})
     stages: int = Field(default=1, ge=1)
     steps_in_flight: int = Field(default=1, ge=1)
     link: Amount = 0.0
     overhead: Amount = 0.0
     replicas: int = Field(default=1, ge=1)
     cost_per_hour: Amount = 0.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> TargetConfig:
+        if self.members and (self.stages > 1 or self.steps_in_flight > 1 or self.overhead or self.link):
+            raise ValueError("members without stages, steps_in_flight, overhead and link")
+        return self
 
 
 class SpeedConfig(Options):
@@ -228,6 +252,7 @@ class ScenarioVariant(Options):
 
     Attributes:
         policy: a policy's name, ``oracle`` or ``random``.
+        collaboration: how the target's members propose, as the engine's option; None: the drafter proposes.
         drafting: instead of the scenario's.
         acceptance: by domain name, instead of the domains' values.
         max_num_seqs: instead of the scenario's.
@@ -240,6 +265,7 @@ class ScenarioVariant(Options):
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(), strict=False)
     max_nodes: int | None = Field(default=None, ge=1, le=LONGEST_DRAFT)
     execution_mode: str = "sequential"
+    collaboration: CollaborationConfig | None = None
     drafting: DrafterConfig | None = None
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
     max_num_seqs: int | None = Field(default=None, ge=1)
@@ -292,6 +318,8 @@ class Scenario(Options):
                     raise InvalidInput(f"{kind}.name", name, "a unique name")
         if self.pace and self.target.steps_in_flight > 1:
             raise InvalidInput("target.steps_in_flight", self.target.steps_in_flight, "1 with pace")
+        if not self.target.members and (found := [each.name for each in self.variants if each.collaboration]):
+            raise InvalidInput(f"collaboration of variant {found[0]}", words("given"), "absent without target.members")
         domains = [domain.name for domain in self.domains]
         drafters = self.drafting, *(each.drafting for each in self.variants if each.drafting is not None)
         if self.recording is None and any(each.kind == "recorded" for each in drafters):

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.tree import level_nodes
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
+from cospec.simulation.recorded_drafts import Recording
 from cospec.simulation.scenario import DrafterConfig
 from cospec.simulation.workload import SimulatedRequest
 
-WRONG = -1  # a token that no output has
+SMALLEST_VOCAB = 2  # tokens without a recording: 0 and ``FILLER``
 CAPABILITIES = {
     "model": DrafterCapabilities(),
     "heads": DrafterCapabilities(single_pass=True, trees=True),
     "lookup": DrafterCapabilities(costless=True),
 }
 Rates = float | Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSetting:
+    """What simulated drafters and models read.
+
+    Attributes:
+        requests: the requests of the engine, by id.
+        rates: α by domain, for drafters that are not recorded.
+        folder: of the scenario, the base of relative paths.
+    """
+
+    clock: VirtualClock
+    requests: Mapping[str, SimulatedRequest]
+    rates: Mapping[str, Rates]
+    folder: Path
+    recording: Recording | None
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that outputs may have; the next ids are wrong tokens."""
+        return SMALLEST_VOCAB if self.recording is None else self.recording.vocab_size
 
 
 class DraftPasses:
@@ -63,12 +88,7 @@ class DraftPasses:
 
 
 class SimulatedDrafter(Drafter):
-    """Drafts correct tokens according to the difficulty of its requests.
-
-    Args:
-        rates: α by domain: one number, or one number per draft position.
-        requests: the requests of the engine, by id.
-    """
+    """Drafts correct tokens according to the difficulty of its requests."""
 
     name = "simulated"
     samples = False
@@ -76,17 +96,11 @@ class SimulatedDrafter(Drafter):
     drafts_ahead = True
     learns = False
 
-    def __init__(
-        self,
-        drafting: DrafterConfig,
-        cost: ForwardLatency,
-        clock: VirtualClock,
-        rates: Mapping[str, Rates],
-        requests: Mapping[str, SimulatedRequest],
-    ) -> None:
+    def __init__(self, drafting: DrafterConfig, cost: ForwardLatency, setting: DrafterSetting) -> None:
         self.capabilities = CAPABILITIES[drafting.kind]
         self.busy = 0.0  # seconds of proposals
-        self._requests, self._rates, self._clock, self._passes = requests, rates, clock, DraftPasses(cost)
+        self._requests, self._rates, self._clock = setting.requests, setting.rates, setting.clock
+        self._passes, self._wrong = DraftPasses(cost), setting.vocab_size
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return a chain for each context, or a tree if the budget has widths."""
@@ -128,7 +142,7 @@ class SimulatedDrafter(Drafter):
         n = budget.depth
         place = len(context.tokens) - context.prompt_len
         right = self.correct_tokens(context.id, place, n)
-        tokens = self._requests[context.id].output[place : place + right] + (WRONG,) * (n - right)
+        tokens = self._requests[context.id].output[place : place + right] + (self._wrong,) * (n - right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
     def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
@@ -150,9 +164,9 @@ class SimulatedDrafter(Drafter):
             nodes = []
             for parent in above:
                 for child in range(min(width, budget.max_nodes - len(tokens))):
-                    good = child == right and (parent < 0 or tokens[parent] != WRONG)
+                    good = child == right and (parent < 0 or tokens[parent] != self._wrong)
                     nodes.append(len(tokens))
-                    tokens.append(request.output[place] if good else WRONG)
+                    tokens.append(request.output[place] if good else self._wrong)
                     parents.append(parent)
             above = nodes
         return Draft(context.id, len(context.tokens), tuple(tokens), tuple(parents), (self.name,) * len(tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Protocol
 
 import torch
 
@@ -19,25 +20,42 @@ from cospec.simulation.scenario import TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
 
-class SimulatedModel:
-    """Replaces the target model; holds only the cache's pages."""
+class Forwards(Protocol):
+    """The forwards of a simulated model."""
 
-    def __init__(self, pages: BlockManager, vocab_size: int = 2) -> None:
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        """See ``Model.forward``."""
+
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        """See ``Model.rollout``."""
+
+
+class SimulatedModel:
+    """Replaces a model; holds the cache's pages.
+
+    Args:
+        forwards: None: the model is never called, because a ``SimulatedVerifier`` needs no logits.
+    """
+
+    def __init__(self, pages: BlockManager, vocab_size: int = 2, forwards: Forwards | None = None) -> None:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", vocab_size, torch.float32
         self.states: torch.Tensor | None = None
         self.native_forward: NativeForward | None = None
         self.pipelined: PipelinedModel | None = None
-        self.has_rollout = False
+        self.has_rollout = forwards is not None
         self.device = torch.device("cpu")
+        self._forwards = forwards
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        """Never called: the verifier needs no logits."""
-        raise NotImplementedError
+        """Return the rows of the forwards."""
+        assert self._forwards is not None, "the verifier needs no logits"
+        return self._forwards.forward(batch)
 
     def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
-        """Never called."""
-        raise NotImplementedError
+        """Return the tokens of the forwards."""
+        assert self._forwards is not None, "the verifier needs no logits"
+        return self._forwards.rollout(batch, params)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Nothing to do: there is no cache."""
