@@ -13,7 +13,7 @@ from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from cospec.simulation.scenario import Scenario
 
-MEASURED, SIMULATED = "measured", "simulated"
+MEASURED, EMULATED, SIMULATED = "measured", "emulated", "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,14 @@ def throughput(name: str, system: str, other: str, load: float | None = None) ->
     return find
 
 
-def over_fixed(system: str, other: str) -> Sequence[float]:
-    """The smallest gain in simulated latency of a variant over another, of the three modes of arrival."""
-    runs = [runs_of(f"cosine-{mode}") for mode in ("low", "high", "fluctuating")]
-    return (min(each.latency(other) / each.latency(system) for each in runs),)
+def over_specinfer(mode: str) -> Callable[[], Sequence[float]]:
+    """The simulated latency of SpecInfer over that of CoSine's fused trees, pipelined, in one mode of arrival."""
+
+    def find() -> Sequence[float]:
+        runs = runs_of(f"cosine-{mode}")
+        return (runs.latency("specinfer") / runs.latency("cosine fused"),)
+
+    return find
 
 
 def blended(setting: str, temperature: float) -> Callable[[], Sequence[float]]:
@@ -133,6 +137,14 @@ def pipelines(name: str = "pipelined, thread") -> Sequence[float]:
     return way["speed"], *way["speed_interval"]
 
 
+def slope_over_four() -> Sequence[float]:
+    """Speed of lengths by slope over four drafted tokens, eight requests at once."""
+    for row in stored("compare_slope_batch8")["ratios"]:
+        if (row["system"], row["baseline"], row["cost"]) == ("slope", "draft-4", "time_per_token"):
+            return row["ratio"], row["low"], row["high"]
+    raise LookupError("slope")
+
+
 def over_links() -> Sequence[float]:
     """Speed of windows over one token per traversal, median, least and most, on 4 and 8 nodes with slow links."""
     speeds = [
@@ -150,22 +162,23 @@ CLAIMS = (
     Claim("SmartSpec", "latency at the worst rate, over no speculation", (1.0, 1.0), MEASURED,
           lambda: min(under_load())),
     Claim("Minions", "throughput of vote over one drafter", (1.10, 1.60), MEASURED, pooled("vote hedge", "generic")),
-    Claim("Minions", "throughput of slope over s = 4", (1.06, 1.35), SIMULATED,
-          throughput("minions-fig12", "slope", "s=4")),
+    Claim("Minions", "throughput of slope over s = 4, machines apart", (1.06, 1.35), SIMULATED,
+          throughput("minions-fig12", "slope in turn", "s=4 in turn")),
+    Claim("Minions", "the same on two shared cores, 8 requests", (1.06, 1.35), MEASURED, slope_over_four),
     Claim("Minions", "pipeline over turns, machines apart", (1.34, 1.55), SIMULATED,
-          throughput("minions-fig12", "s=4", "s=4 in turn")),
+          throughput("minions-fig12", "slope", "slope in turn")),
     Claim("Minions", "pipeline over turns, two shared cores", (1.34, 1.55), MEASURED, pipelines),
-    Claim("CoSine", "throughput of fuse over SpecInfer's trees", (1.31, 1.62), MEASURED,
+    Claim("CoSine", "throughput of fuse over SpecInfer's trees, two shared cores", (1.31, 1.62), MEASURED,
           pooled("fuse hedge", "union hedge")),
-    Claim("CoSine", "throughput of the pool over one drafter, in parallel, 8 requests", (1.24, 1.46), SIMULATED,
-          throughput("cosine-parts", "fuse in parallel", "one auto", 8)),
-    Claim("CoSine", "the same, in parallel and pipelined", (1.24, 1.46), SIMULATED,
-          throughput("cosine-parts", "fuse in parallel pipelined", "one auto", 8)),
-    Claim("CoSine", "latency of the pipelined pool over fixed lengths in turn, worst mode", (1.2, 1.6), SIMULATED,
-          lambda: over_fixed("cosine", "coupled k=5")),
-    Claim("CoSine", "the same, over lengths by goodput in turn", (1.2, 1.6), SIMULATED,
-          lambda: over_fixed("cosine", "coupled goodput")),
-    Claim("DSD", "speed over plain decoding, 4 to 8 nodes", (1.91, 2.56), MEASURED, over_links),
+    Claim("CoSine", "throughput over SpecInfer, 16 requests", (1.31, 1.62), SIMULATED,
+          throughput("cosine-cost", "cosine", "specinfer")),
+    Claim("CoSine", "throughput over PipeInfer, 16 requests", (1.24, 1.46), SIMULATED,
+          throughput("cosine-cost", "cosine", "pipeinfer")),
+    Claim("CoSine", "throughput over plain decoding, 16 requests", (3.15, 4.71), SIMULATED,
+          throughput("cosine-cost", "cosine", "plain")),
+    *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, over_specinfer(mode))
+      for mode, said in (("low", (1.2, 1.5)), ("high", (1.3, 1.6)), ("fluctuating", (1.2, 1.4)))),
+    Claim("DSD", "speed over plain decoding, 4 to 8 nodes", (1.91, 2.56), EMULATED, over_links),
     Claim("DSD", "adaptive over exact verification", (1.15, 1.20), MEASURED, relaxed),
     Claim("CoS", "two models of one size, T = 1, over standard", (1.34, 1.62), MEASURED, blended("weighted-two", 1.0)),
     Claim("CoS", "contrastive, T = 0, over standard", (1.26, 2.23), MEASURED, blended("contrastive", 0.0)),

@@ -25,11 +25,16 @@ ONE_REQUEST = f"{DATA} --num-prompts 9 --repetitions 2 --output-len 64"
 EIGHT_REQUESTS = f"{DATA} --batch-size 8 --num-prompts 24 --output-len 64"
 ONE = f"generate=transformers assisted=transformers-assisted lookup=transformers-lookup {OURS}"
 EIGHT = f"generate=transformers batching=transformers-continuous {OURS}"
+SLOPE = """'off={"speculative_config": {"method": "off"}}'
+'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
+'slope={"speculative_config": {"method": "draft_model", "policy": "slope", "num_speculative_tokens": 8}}' auto=cospec"""
 COMMANDS = {
     "compare_batch1": f"bench compare {ONE} {ONE_REQUEST}",
     "compare_batch8": f"bench compare {EIGHT} {EIGHT_REQUESTS}",
     "compare_batch1_avx2": f"bench compare {AVX2} {ONE_REQUEST}",
     "compare_batch8_avx2": f"bench compare {AVX2} {EIGHT_REQUESTS}",
+    "compare_slope_batch1": f"bench compare {SLOPE} {ONE_REQUEST}",
+    "compare_slope_batch8": f"bench compare {SLOPE} {EIGHT_REQUESTS}",
     "roofline": "bench roofline zoo",
     "roofline_fp32": "bench roofline zoo --dtype float32",
 }

@@ -24,6 +24,7 @@ class How(StrEnum):
 
     MEASURED = "measured here"
     GPU = "measured on a GPU"
+    EMULATED = "emulated"
     SIMULATED = "simulated"
     COMPUTED = "computed"
     NOT_RUN = "not run"

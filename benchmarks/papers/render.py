@@ -14,11 +14,11 @@ Absolute speeds are not comparable. The papers ran models of 7 to 70 billion par
 of the small models of the package, on a processor. Compare which system wins, by which factor, and where the order
 changes. [papers.md](../../docs/papers.md) lists the mechanisms and their files.
 
-The column *how* names the origin of a figure: **measured here**, **measured on a GPU**, **simulated** (the engine with
-drawn acceptances and computed times), **computed** (from an equation, by the code of the policies or by a simulation of
-nothing else), or **not run**, with the reason. The
-number in brackets leads to the command, the machine and the date below the table. A cell of the paper's column is empty
-where the paper gives no number. Intervals are 95%.
+The column *how* names the origin of a figure: **measured here**, **measured on a GPU**, **emulated** (real processes
+and messages, injected times and acceptances), **simulated** (the engine on a virtual clock, with drawn or recorded
+acceptances and computed times), **computed** (from an equation, by the code of the policies or by a simulation of
+nothing else), or **not run**, with the reason. The number in brackets leads to the command, the machine and the date
+below the table. A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
 
 """
 

@@ -118,6 +118,15 @@ def drawn_tokens(chance: np.random.Generator, alpha: float, widths: Sequence[int
     return 1.0 + float(np.cumprod(right, axis=1).sum(axis=1).mean())
 
 
+def drawn_rates(chance: np.random.Generator, alpha: float, length: int, draws: int = 200_000) -> str:
+    """Accepted over proposed tokens, and over accepted and rejected tokens, of drawn drafts."""
+    right = chance.random((draws, length)) < alpha
+    accepted = np.cumprod(right, axis=1).sum(axis=1)
+    rejected = (accepted < length).sum()
+    first, second = accepted.sum() / (draws * length), accepted.sum() / (accepted.sum() + rejected)
+    return f"{first:.2f} accepted / proposed, {second:.2f} accepted / (accepted + rejected)"
+
+
 def accepted_over_proposed(alpha: float, length: int) -> float:
     """What accepted / proposed tends to."""
     return (tree_tokens(alpha, (1,) * length) - 1.0) / length

@@ -62,6 +62,35 @@ def test_unsupported_fields_are_refused(server: Running, path: str, name: str) -
         assert HEADER not in answer.headers
 
 
+# Values with which clients of other servers change the text; the first key of a pair is a switch, the others tune.
+SAMPLING_OF_OTHERS: tuple[dict[str, Any], ...] = (
+    {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+    {"dry_multiplier": 0.8, "dry_base": 1.75},
+    {"mirostat_mode": 2, "mirostat_tau": 5.0},
+    {"typical": 0.9},
+    {"tfs_z": 0.9},
+    {"top_n_sigma": 1.0},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty_range": 64},
+    {"do_sample": False},
+    {"max_new_tokens": 5},
+    {"n_predict": 5},
+    {"samplers": ["min_p", "temperature"]},
+    {"grammar": 'root ::= "a"'},
+    {"num_beams": 4},
+)
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+@pytest.mark.parametrize("given", SAMPLING_OF_OTHERS, ids=lambda given: next(iter(given)))
+def test_sampling_fields_of_other_servers_are_never_dropped(server: Running, path: str, given: dict[str, Any]) -> None:
+    name, *tuned = given
+    refused(ask(server, path, **given), name)
+    without = ask(server, path, **{key: given[key] for key in tuned})
+    assert without.status_code == 200
+    assert without.headers.get(HEADER, "") == ", ".join(tuned)
+
+
 @pytest.mark.parametrize("path", [CHAT, PLAIN, "/tokenize", "/detokenize"])
 def test_unknown_keys_are_named_in_a_header_or_refused(server: Running, strict_server: Running, path: str) -> None:
     others: dict[str, dict[str, Any]] = {"/tokenize": {"prompt": "ab"}, "/detokenize": {"tokens": [1]}}

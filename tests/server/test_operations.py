@@ -158,6 +158,7 @@ def test_key_is_asked_for(own_server: Running) -> None:
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert response.headers["www-authenticate"] == "Bearer"
         assert httpx.post(f"{own_server.url}/tokenize", json={"prompt": "a"}, headers=headers).status_code == 401
+        assert httpx.get(f"{own_server.url}/cluster", headers=headers).status_code == 401
         assert httpx.get(f"{own_server.url}/health", headers=headers).status_code == 200
     assert own_server.http.get("/v1/models").status_code == 200
 

@@ -14,7 +14,7 @@ from cospec.errors import InvalidInput, words
 from cospec.server import errors
 from cospec.server.settings import ServerSettings
 
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+GUARDED = ("/v1/", "/tokenize", "/detokenize", "/cluster")
 
 
 def read_keys(settings: ServerSettings) -> ServerSettings:

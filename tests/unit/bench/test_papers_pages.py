@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,6 +152,14 @@ def test_equations_as_printed_and_corrected(room: Room) -> None:
     assert nodes.communication_reduction(links, 4.0) == pytest.approx(21 * 3 / (4 * 22))
     assert nodes.printed_speedup(links, 4.0, 8) == pytest.approx(22 / (9 / 4 + 21 / 4))
     assert nodes.communication_reduction(links, 1.0) == 0
+
+
+def test_figures_beside_a_formula_are_drawn(room: Room) -> None:
+    """A figure beside an equation comes from draws, not from the equation again."""
+    assert room.cos.least_acceptance(0.3, draws=2000) == pytest.approx(0.3, abs=0.005)
+    chance = np.random.default_rng(1)
+    words = room.smartspec_figures.drawn_rates(chance, 0.7, 5, draws=20_000)
+    assert [float(number) for number in re.findall(r"\d\.\d+", words)] == pytest.approx([0.39, 0.70], abs=0.02)
 
 
 def test_the_pipeline_of_nodes_takes_what_equation_3_says(room: Room) -> None:
