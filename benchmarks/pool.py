@@ -14,6 +14,7 @@ Figures, with 95% bootstrap intervals over the prompts:
 - same nodes: acceptance lengths of ``union`` and ``fuse`` as ratios to the best drafter's tree of as many nodes.
 - hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings;
   and its tokens/s with those of other routings, batch by batch, all workloads together.
+- one: acceptance length and tokens/s of the pool with one drafter per request over the best single drafter.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
 """
 
@@ -44,6 +45,7 @@ DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
 COMBINERS = ("union", "vote", "fuse", "mix")
 MIXED = "mixed"
+ONE = "vote hedge, one"
 ROOM = 1 << 28  # bytes of KV cache of each system
 Interval = tuple[float, float, float]
 
@@ -146,6 +148,27 @@ def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     return ratios
 
 
+def chosen_one(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+    """Return acceptance and tokens per second of the pool with one drafter per request over the best single drafter.
+
+    The best drafter is that with most tokens per second in hindsight; speeds are compared batch by batch.
+    """
+    ratios = []
+    for system, workload, temperature in runs:
+        if system == ONE:
+            own = runs[system, workload, temperature]
+            alone = [name for name in DRAFTERS if (name, workload, temperature) in runs]
+            best = max(alone, key=lambda name: statistics.median(runs[name, workload, temperature].speeds), default="")
+            if best:
+                other = runs[best, workload, temperature]
+                pairs = [ours / theirs for ours, theirs in zip(own.speeds, other.speeds, strict=True)]
+                ratios.append(
+                    {"workload": workload, "temperature": temperature, "of": best}
+                    | {"acceptance": paired(Runs.acceptance, own, other), "tokens/s": spread(pairs)}
+                )
+    return ratios
+
+
 def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     """Return each specialist's draft acceptance on its domain as ratios to other drafters', with intervals."""
     ratios = []
@@ -221,7 +244,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     for combiner in COMBINERS:
         for routing in ("all", "explore"):
             found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
-    found["vote hedge, one"] = pool("vote", "hedge", (*names, "copy"), at_most=1)
+    found[ONE] = pool("vote", "hedge", (*names, "copy"), at_most=1)
     for count in (count for count in (1, 2, 4) if count <= len(names)):
         some = names[:count]
         found[f"{count}: fuse hedge"] = pool("fuse", "hedge", some)
@@ -300,9 +323,11 @@ def main() -> None:
     ]
     ratios = {"hedge": hedged(cells), "hedge_speed": hedged_speed(cells), "specialists": specialised(cells)}
     ratios["same_nodes"] = beside_trees(cells)
+    ratios["one"] = chosen_one(cells)
     show(rows)
     compare("hedge, as a ratio of acceptance lengths", ratios["hedge"], ("best alone", "all", "explore"))
     compare("hedge, as a ratio of tokens/s", ratios["hedge_speed"], ("all", "explore"))
+    compare("one drafter per request, over the best drafter", ratios["one"], ("acceptance", "tokens/s"))
     compare("specialists, as a ratio of draft acceptance", ratios["specialists"], DRAFTERS)
     compare("pools, as a ratio of acceptance lengths at the same nodes", ratios["same_nodes"], ("best tree",))
     print("written to", write(options.name, {"options": vars(options), "rows": rows} | ratios))

@@ -360,7 +360,8 @@ void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) 
     next.write_at = write_at.data(), next.logit_rows = logit_rows.data();
     long active = n;  // the longest rollouts come first, so the active ones are always the first ones
     for (long step = 1; step < rollout.max_depth; step++) {
-        while (rollout.depths[active - 1] <= step) active--;
+        while (active && rollout.depths[active - 1] <= step) active--;
+        if (!active) return;
         next.num_rows = next.num_logit_rows = next.num_sequences = active;
         for (long s = 0; s < active; s++) {
             const int64_t token = rollout.tokens[s * rollout.max_depth + step - 1];

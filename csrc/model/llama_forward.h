@@ -66,7 +66,7 @@ struct Rollout {
     const double* temperatures;  // [S], 0: the most likely token
     const uint64_t* streams;     // [S, 6], of the first token; the position in word 4 goes up with each token
     const int64_t* depths;       // [S], tokens of each sequence, descending
-    long max_depth;              // the largest depth
+    long max_depth;              // the largest depth, or more: the width of the outputs
     float* logits;               // [max_depth, S, vocab_size], or null
     long logits_stride;  // floats from one step's logits to the next: S * vocab_size, or 0 where logits are not kept
     double* q;  // [S, max_depth, vocab_size], what the tokens were sampled from; null when all are the most likely

@@ -60,8 +60,22 @@ struct MultiStepRunner {
 
     bool draft() {
         bool any_sampled = false;
+        for (long i = 0; i < task.num_drafting; i++) any_sampled |= task.slots[i].params.sampling.temperature > 0.0;
+        q = any_sampled ? (double*)workspace.q.reserve(2 * task.num_drafting * task.max_draft_len * vocab_size)
+                        : nullptr;
+        std::fill(workspace.drafted.begin(), workspace.drafted.end(), -1);
+        for (long first = 0, end; first < task.num_drafting; first = end) {
+            for (end = first + 1; end < task.num_drafting; end++)
+                if (task.slots[end].drafter != task.slots[first].drafter) break;
+            if (!draft_by_one(first, end)) return false;
+        }
+        return true;
+    }
+
+    // Draft for the requests [first, end), which have one drafter.
+    bool draft_by_one(long first, long end) {
         workspace.slices.clear(), workspace.ids.clear(), workspace.temperatures.clear(), workspace.streams.clear();
-        for (long i = 0; i < task.num_drafting; i++) {
+        for (long i = first; i < end; i++) {
             const RequestSlot& slot = task.slots[i];
             const SlotState& state = workspace.states[i];
             const uint64_t base = state.num_known, size = state.tokens.size();
@@ -72,15 +86,13 @@ struct MultiStepRunner {
             const uint64_t step_word = slot.stream_kind == TARGET ? 0 : base;
             for (uint64_t word : {slot.params.seed, slot.stream_kind, (uint64_t)0, (uint64_t)0, base, step_word})
                 workspace.streams.push_back(word);
-            any_sampled |= slot.params.sampling.temperature > 0.0;
         }
-        q = any_sampled ? (double*)workspace.q.reserve(2 * task.num_drafting * task.max_draft_len * vocab_size)
-                        : nullptr;
-        std::fill(workspace.drafted.begin(), workspace.drafted.end(), -1);
-        const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, task.num_drafting};
-        const Rollout rollout = {workspace.temperatures.data(), workspace.streams.data(), workspace.depths.data(),
-            task.max_draft_len, nullptr, 0, q, workspace.drafted.data(), nullptr};
-        return cospec_llama_rollout(task.drafter, task.drafter_cache, &view, &rollout);
+        const long row = first * task.max_draft_len;
+        const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, end - first};
+        const Rollout rollout = {workspace.temperatures.data(), workspace.streams.data(),
+            workspace.depths.data() + first, task.max_draft_len, nullptr, 0, q ? q + row * vocab_size : nullptr,
+            workspace.drafted.data() + row, nullptr};
+        return cospec_llama_rollout(task.slots[first].drafter, task.slots[first].drafter_cache, &view, &rollout);
     }
 
     const int64_t* draft_tokens(long i) const {

@@ -5,7 +5,8 @@
 
 namespace cospec {
 
-// One request. The first `num_drafting` requests are drafted for by the call, the longest drafts first.
+// One request. The first `num_drafting` requests are drafted for by the call: requests with one drafter follow each
+// other, the longest drafts first.
 struct RequestSlot {
     int64_t draft_len;     // of the draft that the call makes, or nodes of the given draft
     int64_t num_known;     // known tokens, up to the last one that is computed
@@ -16,6 +17,8 @@ struct RequestSlot {
     int64_t deferred;      // 1: the caller verifies by the logits, and the call ends after the step
     const int32_t* pages;
     int64_t num_pages;
+    LlamaModel* drafter;  // null if the call does not draft
+    const KVCacheView* drafter_cache;
     const int32_t* drafter_pages;
     int64_t num_drafter_pages;
     const int64_t* stop_tokens;
@@ -29,8 +32,6 @@ struct RequestSlot {
 struct MultiStepTask {
     LlamaModel* target;
     const KVCacheView* cache;
-    LlamaModel* drafter;
-    const KVCacheView* drafter_cache;
     const RequestSlot* slots;
     const int64_t* tokens;  // tokens [num_fed, num_known) of each request, request after request
     int64_t num_slots, num_drafting;

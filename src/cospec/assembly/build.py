@@ -144,7 +144,7 @@ def _costs(
     if config.native != "off" and target.native_forward is not None:
         verifier = TargetVerifier(target, Single(), {"match": ACCEPTANCE_METHODS.load("match")()})
         multi_step = NativeMultiStep.of(target.native_forward, verifier, drafter, policy.keeps_drafts)
-    whole = multi_step if multi_step is not None and multi_step.drafts else None
+    whole = multi_step if multi_step is not None and multi_step.drafts and not drafter.is_pool else None
     return costs_at_start(target, drafter, base_folder(path), how, drafts, whole)
 
 

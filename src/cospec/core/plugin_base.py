@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
@@ -31,6 +31,13 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
 
     from cospec.core.interfaces import Executor
     from cospec.drafters.interfaces import DraftCache, StartLogits, StepwiseDrafter
+
+
+class SoleDrafter(NamedTuple):
+    """The drafter of a pool that alone drafts for a sequence; ``name`` is written on the tokens."""
+
+    name: str
+    drafter: Drafter
 
 
 class Drafter(ABC):
@@ -109,6 +116,13 @@ class Drafter(ABC):
     def draft_kv_cache(self) -> DraftCache | None:
         """The drafter's model and KV cache, for native code that runs the model; None: ``propose`` alone drafts."""
         return None
+
+    def drafts_alone(self, context: DraftContext, budget: DraftBudget) -> SoleDrafter | str:
+        """The drafter whose ``draft_kv_cache`` gives the next drafts of a sequence, or why ``propose`` must. Pure."""
+        return SoleDrafter(self.name, self)
+
+    def begin_native(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:  # noqa: B027
+        """Note that native code drafts for these sequences as ``drafts_alone`` says; called for pools."""
 
     def stepper(self) -> StepwiseDrafter | None:
         """A new stepper that drafts token by token instead of ``propose``; None: the drafter has no such stepper."""

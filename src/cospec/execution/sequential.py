@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import ModeComponents
-from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep
 from cospec.core.types import (
@@ -89,7 +87,8 @@ class Sequential:
         drafter = self.components.drafter
         if not drafting or drafter is None:
             return {}, {}
-        contexts = [context_of(entry, self.components.verifier.acceptance_method(entry.sequence)) for entry in drafting]
+        method_of = self.components.verifier.acceptance_method
+        contexts = [DraftContext.of(entry.sequence, method_of(entry.sequence).stream_kind) for entry in drafting]
         budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
         try:
             proposed = drafter.propose(contexts, budgets)
@@ -122,20 +121,3 @@ class Sequential:
 
     def close(self) -> None:
         """Do nothing: the drafter works only during ``submit``."""
-
-
-def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> DraftContext:
-    """Return what a drafter reads of a planned sequence."""
-    sequence = entry.sequence
-    request = sequence.request
-    stream_kind: StreamKind = acceptance_method.stream_kind
-    return DraftContext(
-        sequence.id,
-        sequence.tokens,
-        sequence.prompt_len,
-        request.sampling,
-        request.seed,
-        stream_kind,
-        drafters=request.speculation.drafters,
-        processors=sequence.processors,
-    )

@@ -41,8 +41,8 @@ from cospec.native.native_request import (
     NO_ROOM,
     PROMPT_LOGPROBS,
     NativeDrafter,
+    NativeDrafters,
     NativeRequest,
-    native_drafter,
 )
 from cospec.native.operators import one_torch_thread
 
@@ -61,6 +61,7 @@ class _Slot:
 
     Attributes:
         draft: the draft that the library gets; None where there is none, or where the library drafts.
+        drafter: drafts in the library; None: no drafter does.
         known_rows: rows of logits of known tokens in the first step.
         count: rows that verify the draft, as in ``VerifyTask``; of natively made drafts without their nodes.
         deferred: the verifier decides by the rows.
@@ -69,6 +70,7 @@ class _Slot:
 
     entry: ScheduledRequest
     draft: Draft | None
+    drafter: NativeDrafter | None
     known_rows: int
     count: int
     deferred: bool
@@ -123,22 +125,19 @@ class NativeMultiStep:
 
     Args:
         verifier: of the target; decides for deferred requests.
-        drafter: a sentence gives the reason where the library cannot draft.
     """
 
-    def __init__(self, target: NativeForward, verifier: TargetVerifier, drafter: NativeDrafter | str) -> None:
+    def __init__(self, target: NativeForward, verifier: TargetVerifier, drafters: NativeDrafters) -> None:
         self.working, self.wakeup_fd = 0.0, -1
-        self._target, self._verifier = target, verifier
-        self._drafter = None if isinstance(drafter, str) else drafter
-        self._no_drafter = drafter if isinstance(drafter, str) else ""
+        self._target, self._verifier, self._drafters = target, verifier, drafters
         self._requests: dict[str, NativeRequest] = {}
         self._run = library.cdll().cospec_multi_step
         self._logits = torch.empty(0)
 
     @property
     def drafts(self) -> bool:
-        """Whether the library makes drafts."""
-        return self._drafter is not None
+        """Whether the library may make drafts."""
+        return not self._drafters.reason
 
     @classmethod
     def of(
@@ -149,37 +148,44 @@ class NativeMultiStep:
         Args:
             whole: whether the policy keeps drafts whole; otherwise the library makes none.
         """
-        return cls(target, verifier, native_drafter(drafter, whole))
+        return cls(target, verifier, NativeDrafters(drafter, whole))
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """See ``interfaces.MultiStepRunner``."""
         ahead = plan.max_steps * (1 + max([entry.budget.depth for entry in plan.entries]))
-        reasons, drafting, lengths = dict[str, str](), list[str](), list[tuple[str, int]]()
+        reasons, drafting, lengths = dict[str, str](), dict[str, list[str]](), dict[str, list[tuple[str, int]]]()
+        drafters = dict[str, NativeDrafter]()
         for entry in plan.entries:
             id, budget = entry.sequence.id, entry.budget
-            reason = self._reason(entry, ahead)
-            if reason is not None:
+            drafter = self._drafter_of(entry) if budget.depth else None
+            reason = self._reason(entry, drafter, ahead)
+            if reason:
                 reasons[id] = reason
-            elif budget.depth:
-                drafting.append(id)
-            if budget.depth and self._drafter is not None:
-                lengths.append((id, len(entry.sequence.tokens) + max(ahead, room(budget))))
-        if drafting and self._drafter is not None and not self._drafter.kv_cache.model.pages.can_allocate(lengths):
-            reasons |= dict.fromkeys(drafting, NO_ROOM)
+            if isinstance(drafter, NativeDrafter):
+                drafters[drafter.name] = drafter
+                if not reason:
+                    drafting.setdefault(drafter.name, []).append(id)
+                length = len(entry.sequence.tokens) + max(ahead, room(budget))
+                lengths.setdefault(drafter.name, []).append((id, length))
+        for name, ids in drafting.items():
+            if not drafters[name].kv_cache.model.pages.can_allocate(lengths[name]):
+                reasons |= dict.fromkeys(ids, NO_ROOM)
         return reasons
 
-    def _reason(self, entry: ScheduledRequest, ahead: int) -> str | None:
+    def _drafter_of(self, entry: ScheduledRequest) -> NativeDrafter | str:
+        """Return the drafter of the entry's draft, or why the library has none."""
+        return self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
+
+    def _reason(self, entry: ScheduledRequest, drafter: NativeDrafter | str | None, ahead: int) -> str | None:
         """Return why a part of the entry's step uses the Python path, apart from the drafter's free pages."""
         native = self._request(entry.sequence)
         if native.edits:
             return EDITED
         if wants_prompt_rows(entry.sequence):
             return PROMPT_LOGPROBS
-        if not entry.budget.depth:
-            return None
-        if self._drafter is None:
-            return self._no_drafter
-        return native.draft_reason or self._drafter.reason_against(entry, ahead)
+        if drafter is None or isinstance(drafter, str):
+            return drafter
+        return native.draft_reason or drafter.reason_against(entry, ahead)
 
     def run(
         self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
@@ -190,13 +196,21 @@ class NativeMultiStep:
             RuntimeError: the library refuses the batch, because a token, a length or a page table is invalid.
         """
         depths = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
-        order = sorted(range(len(entries)), key=lambda place: -depths[place])  # the longest native drafts first
-        longest = depths[order[0]]
+        longest = max(depths)
+        drafters = [self._drafter_of(entry) if depth else None for entry, depth in zip(entries, depths, strict=True)]
+        names = [drafter.name if isinstance(drafter, NativeDrafter) else "" for drafter in drafters]
+        # native drafts first, those of one drafter together, the longest first
+        order = sorted(range(len(entries)), key=lambda place: (not depths[place], names[place], -depths[place]))
         call = _Call(len(depths) - depths.count(0), longest)
         given = {id: draft for id, draft in drafts.items() if draft is not None}
         tasks, slices = self._verifier.lay_out([entries[place] for place in order], given)
+        if self._drafters.chooses:
+            own = [entry for entry, depth in zip(entries, depths, strict=True) if depth]
+            self._drafters.begin(own, [self._request(entry.sequence).stream_kind for entry in own])
         for place, task, part in zip(order, tasks, slices, strict=True):
-            self._add(call, task, part, depths[place], steps * (longest + 1))
+            drafter = drafters[place]
+            assert not isinstance(drafter, str), "``supports`` found a drafter"
+            self._add(call, task, part, drafter, steps * (longest + 1))
         with one_torch_thread() if call.reads_rows else nullcontext():  # torch handles rows of logits alone
             return self._execute(call, 1 if drafts or call.defers else steps)
 
@@ -205,23 +219,26 @@ class NativeMultiStep:
         for id in ids:
             self._requests.pop(id, None)
 
-    def _add(self, call: _Call, task: VerifyTask, part: SequenceSlice, depth: int, ahead: int) -> None:
-        """Add a request to a call; ``depth`` is the length of the draft that the library makes."""
+    def _add(
+        self, call: _Call, task: VerifyTask, part: SequenceSlice, drafter: NativeDrafter | None, ahead: int
+    ) -> None:
+        """Add a request to a call; ``drafter`` drafts in the library."""
         entry, draft = task.entry, task.draft
         sequence, native = entry.sequence, self._request(entry.sequence)
         known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.num_tokens
-        fed, own = computed, (0, 0)
-        if depth and self._drafter is not None:
-            cached = self._drafter.kv_cache.reserve(sequence.id, known, ahead)
+        fed, depth, own = computed, 0, (0, 0, 0, 0)
+        if drafter is not None:
+            cached = drafter.kv_cache.reserve(sequence.id, known, ahead)
             assert cached is not None, "``supports`` found room"
-            fed, own = cached, self._drafter.forward.pages(sequence.id)
+            fed, depth = cached, entry.budget.depth
+            own = *drafter.forward.handles, *drafter.forward.pages(sequence.id)
         verified = task.count > 0
         odd = draft is not None and not native.verifies
         deferred = wants_prompt_rows(sequence) or (verified and (native.edits or odd))
         nodes = 0 if draft is None else len(draft.tokens)
         known_rows = task.last - task.first - nodes
         reads = deferred or (verified and sequence.request.sampling.logprobs is not None)
-        call.slots.append(_Slot(entry, draft, known_rows, task.count, deferred, reads))
+        call.slots.append(_Slot(entry, draft, drafter, known_rows, task.count, deferred, reads))
         call.tokens.extend(known[fed:end])
         words = _SLOT.pack(
             depth or nodes, end, computed, fed, native.max_len - end, part.logits_from, deferred,
@@ -240,9 +257,8 @@ class NativeMultiStep:
             logits = self._room(steps * rows)
         output, fed = array("q", bytes(8 * steps * count * width)), array("q", bytes(8 * count))
         seconds = array("d", bytes(24 * steps))
-        own = (0, 0) if self._drafter is None else self._drafter.forward.handles
         task = _TASK.pack(
-            *self._target.handles, *own, start(call.packed), start(call.tokens), count, call.num_drafting,
+            *self._target.handles, start(call.packed), start(call.tokens), count, call.num_drafting,
             call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), width, start(fed), start(seconds),
             0 if logits is None else logits.data_ptr(),
         )  # fmt: skip
@@ -251,16 +267,15 @@ class NativeMultiStep:
             raise RuntimeError(f"the native library refuses a batch of {count} requests")
         draft, score, verify = (seconds[kind : 3 * steps : 3] for kind in range(3))
         self.working += sum(draft) + sum(score)
-        if self._drafter is not None:
-            for slot, kept in zip(call.slots[: call.num_drafting], fed, strict=False):
-                self._drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
+        for slot, kept in zip(call.slots[: call.num_drafting], fed, strict=False):
+            assert slot.drafter is not None, "slots with drafts of the library come first"
+            slot.drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
         each = tuple(zip(draft, map(add, score, verify), strict=True))
         return self._outputs(call, output[: steps * count * width], logits), StepTimes.of(each)
 
     def _outputs(self, call: _Call, output: array[int], logits: Tensor | None) -> list[StepOutput]:
         """Return the outputs of all steps; ``output`` has a row for each request and step."""
         count, width, row = len(call.slots), _HEADER + call.longest, 0
-        name = "" if self._drafter is None else self._drafter.name
         lengths = [len(slot.entry.sequence.tokens) for slot in call.slots]
         outputs, deferred = list[StepOutput](), list[VerifyTask]()
         for place in range(0, len(output), width):
@@ -272,9 +287,9 @@ class NativeMultiStep:
                 path = tuple(output[begin : begin + accepted])
             else:
                 path = tuple(range(accepted))
-                if drafted:
+                if drafted and slot.drafter is not None:
                     nodes, base = tuple(output[begin : begin + drafted]), lengths[number % count]
-                    draft = Draft(entry.sequence.id, base, nodes, chain(drafted), (name,) * drafted)
+                    draft = Draft(entry.sequence.id, base, nodes, chain(drafted), (slot.drafter.name,) * drafted)
             row += drafted + (slot.known_rows if number < count else 1)
             if slot.deferred:
                 deferred.append(VerifyTask(entry, draft, first, row, slot.count))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cospec.core.interfaces import NativeForward
-from cospec.core.plugin_base import AcceptanceMethod, Drafter
-from cospec.core.types import Request, ScheduledRequest
+from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache
 from cospec.native.verifier import supports, words_of
@@ -40,7 +42,7 @@ class NativeRequest:
     words: bytes
     stops: array[int]
     max_len: int
-    stream_kind: int
+    stream_kind: StreamKind
 
     @classmethod
     def of(cls, request: Request, method: AcceptanceMethod) -> NativeRequest:
@@ -63,11 +65,16 @@ class NativeRequest:
 
 @dataclass(frozen=True, slots=True)
 class NativeDrafter:
-    """A drafter that the library runs: its cache, its forward and its name."""
+    """A drafter that the library runs: its cache, its forward and its name.
+
+    Attributes:
+        chains: drafts chains whatever the budget's shape, as a pool without branches does.
+    """
 
     kv_cache: DraftCache
     forward: NativeForward
     name: str
+    chains: bool
 
     def reason_against(self, entry: ScheduledRequest, ahead: int) -> str | None:
         """Return why the library cannot draft for an entry; None where the library can. Pure.
@@ -76,7 +83,7 @@ class NativeDrafter:
             ahead: tokens after the known tokens that the drafter's cache must have room for.
         """
         sequence, budget, known = entry.sequence, entry.budget, len(entry.sequence.tokens)
-        if not budget.is_chain:
+        if not (budget.is_chain or self.chains):
             return TREE
         if budget.confident or budget.threshold:
             return "a draft whose length depends on its confidence"
@@ -85,16 +92,53 @@ class NativeDrafter:
         return NO_ROOM if known + ahead > self.kv_cache.model.max_len else None
 
 
-def native_drafter(drafter: Drafter | None, whole: bool) -> NativeDrafter | str:
-    """Return the drafter for the library, or the reason why the library cannot run the drafter.
+class NativeDrafters:
+    """The drafters that the library can run: one drafter, or those of a pool that draft alone for a request.
 
-    Args:
-        whole: whether the policy keeps drafts whole.
+    Attributes:
+        reason: why the library drafts for no request; empty where the library may draft.
     """
-    if drafter is None:
-        return "no drafter"
-    if not whole:
-        return "the policy cuts drafts"
-    own = drafter.draft_kv_cache
-    forward = None if own is None else own.model.native_forward
-    return NO_FORWARD if own is None or forward is None else NativeDrafter(own, forward, drafter.name)
+
+    def __init__(self, drafter: Drafter | None, whole: bool) -> None:
+        """Read a drafter.
+
+        Args:
+            whole: whether the policy keeps drafts whole.
+        """
+        self._drafter = drafter
+        self._known: dict[str, NativeDrafter | str] = {}
+        self.reason = "no drafter" if drafter is None else "" if whole else "the policy cuts drafts"
+        if drafter is not None and whole and not drafter.is_pool:
+            one = self._read(SoleDrafter(drafter.name, drafter))
+            self.reason = one if isinstance(one, str) else ""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether requests have different drafters, which a pool chooses."""
+        return self._drafter is not None and self._drafter.is_pool
+
+    def of(self, sequence: RequestState, budget: DraftBudget, stream_kind: StreamKind) -> NativeDrafter | str:
+        """Return the drafter of a request's next step, or why the library cannot draft. Pure."""
+        if self._drafter is None or self.reason:
+            return self.reason
+        if not self.chooses:
+            return self._known[self._drafter.name]
+        sole = self._drafter.drafts_alone(DraftContext.of(sequence, stream_kind), budget)
+        return sole if isinstance(sole, str) else self._read(sole)
+
+    def begin(self, entries: Sequence[ScheduledRequest], stream_kinds: Sequence[StreamKind]) -> None:
+        """Tell the pool for which requests the library drafts now."""
+        assert self._drafter is not None, "a pool chooses"
+        contexts = [DraftContext.of(entry.sequence, kind) for entry, kind in zip(entries, stream_kinds, strict=True)]
+        self._drafter.begin_native(contexts, [entry.budget for entry in entries])
+
+    def _read(self, sole: SoleDrafter) -> NativeDrafter | str:
+        found = self._known.get(sole.name)
+        if found is None:
+            own = sole.drafter.draft_kv_cache
+            forward = None if own is None else own.model.native_forward
+            found = (
+                NO_FORWARD if own is None or forward is None else NativeDrafter(own, forward, sole.name, self.chooses)
+            )
+            self._known[sole.name] = found
+        return found

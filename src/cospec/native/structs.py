@@ -161,7 +161,7 @@ RequestSlot = declare(
     int64 draft_len num_known num_computed num_fed num_left first_logit deferred
     pointer pages
     int64 num_pages
-    pointer drafter_pages
+    pointer drafter drafter_cache drafter_pages
     int64 num_drafter_pages
     pointer stop_tokens
     int64 num_stop_tokens
@@ -173,7 +173,7 @@ RequestSlot = declare(
 MultiStepTask = declare(
     "MultiStepTask",
     """
-    pointer target cache drafter drafter_cache slots tokens
+    pointer target cache slots tokens
     int64 num_slots num_drafting max_draft_len max_steps
     double time_limit
     int64 wakeup_fd

@@ -30,7 +30,8 @@ class TimedPart(Protocol):
         busy: seconds of its work.
     """
 
-    busy: float
+    @property
+    def busy(self) -> float: ...
 
 
 class MemberExecutor(SimulatedExecutor):

@@ -173,8 +173,8 @@ class World:
         if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
             raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
         in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
-        known = None if self.scenario.target.members else target  # an engine of several models learns their times
-        return build_policy(config, drafter, setting.clock, LatencyModels(known, draft.scaled(in_sequence)))
+        times = None if self.scenario.target.members else target  # an engine of several models learns their times
+        return build_policy(config, drafter, setting.clock, LatencyModels(times, draft.scaled(in_sequence)))
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:

@@ -23,7 +23,7 @@ MEMBERS = [
     {"name": "large", "acceptance": LARGE},
     {"name": "small", "acceptance": SMALL, "cost": {"fixed": 0.01 * C}},
 ]
-STANDARD = {"proposal": "standard"}
+STANDARD: dict[str, Any] = {"proposal": "standard"}
 Run = dict[str, Any]
 
 
@@ -41,7 +41,7 @@ def runs(variants: Mapping[str, Mapping[str, Any]], target: Mapping[str, Any] = 
 
 def factor(collaboration: Mapping[str, Any], **changes: Any) -> float:
     """Speed over standard collaborative decoding."""
-    variants = {"standard": {"collaboration": STANDARD}, "own": {"collaboration": collaboration}}
+    variants: dict[str, Any] = {"standard": {"collaboration": STANDARD}, "own": {"collaboration": collaboration}}
     standard, own = runs(variants, **changes)
     return float(own["throughput"] / standard["throughput"])
 
@@ -117,8 +117,8 @@ def test_recorded_members_agree_where_the_recording_agrees() -> None:
 
 def test_a_batch_of_requests_keeps_outputs_and_counts() -> None:
     """The proposer policy chooses by simulated times, and repeats itself."""
-    batch = {"arrivals": {"kind": "closed", "concurrency": [4]}, "requests": 12}
-    auto = {"auto": {"collaboration": {}}, "standard": {"collaboration": STANDARD}}
+    batch: dict[str, Any] = {"arrivals": {"kind": "closed", "concurrency": [4]}, "requests": 12}
+    auto: dict[str, Any] = {"auto": {"collaboration": {}}, "standard": {"collaboration": STANDARD}}
     first, standard = runs(auto, **batch)
     assert [first, standard] == runs(auto, **batch)
     assert first["requests"] == 12

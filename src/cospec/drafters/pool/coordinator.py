@@ -52,20 +52,48 @@ class PoolConfig:
         Args:
             loads: ``[M]``, see ``Executor.load``.
         """
-        able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
-        chosen = [member for member in able if self.free >> member & 1]
-        priced = tuple([member for member in able if not self.free >> member & 1])
-        record, context = draft_task.record, draft_task.context
-        if priced:
-            ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
-            base, most = len(context.tokens), draft_task.most
-            choice = RoutingInput(priced, most, ready, context.seed, base, self.unscored, loads)
-            chosen += choice.heaviest(inf) if self.allots else self.routing.route(record.weights, choice)
-        record.weights.took_part(chosen)
+        free, priced = self.chosen(draft_task, weights, loads)
+        chosen = free + priced
+        draft_task.record.weights.took_part(chosen)
         sum_, shares = total([weights[member] for member in chosen]), [0.0] * len(weights)
         for member in chosen:
             shares[member] = weights[member] / sum_
         return shares
+
+    def chosen(
+        self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]
+    ) -> tuple[list[int], list[int]]:
+        """Return the drafters that take part, without and with cost; see ``route``. Pure."""
+        able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
+        free = [member for member in able if self.free >> member & 1]
+        priced = tuple([member for member in able if not self.free >> member & 1])
+        if not priced:
+            return free, []
+        context = draft_task.context
+        ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
+        base, most = len(context.tokens), draft_task.most
+        choice = RoutingInput(priced, most, ready, context.seed, base, self.unscored, loads)
+        return free, choice.heaviest(inf) if self.allots else self.routing.route(draft_task.record.weights, choice)
+
+    def alone(
+        self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]
+    ) -> tuple[int, list[int]] | None:
+        """Return the one drafter with a cost that takes part, and the heavier drafters without. Pure.
+
+        The combined draft is that drafter's draft, unless a heavier drafter proposes. None: several take part, or the
+        combiner or the routing needs every draft.
+        """
+        if not self.combiner.follows_heaviest or self.routing.learns or self.similarity is not None:
+            return None
+        free, priced = self.chosen(draft_task, weights, loads)
+        if len(priced) != 1:
+            return None
+        return priced[0], [member for member in free if _rank(weights, member) < _rank(weights, priced[0])]
+
+
+def _rank(weights: Sequence[float], member: int) -> tuple[float, int]:
+    """Order drafters as combiners do: the heaviest first, then by number."""
+    return -weights[member], member
 
 
 def allot(

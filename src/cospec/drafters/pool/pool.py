@@ -9,20 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import compress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugin_base import Drafter
+from cospec.core.plugin_base import Drafter, SoleDrafter
 from cospec.core.rng import StreamKind
-from cospec.core.submitted_step import Future
-from cospec.core.tree import chain
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.interfaces import DrafterBuildContext
-from cospec.drafters.pool.combiners.combine import Combiner
+from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.idle_node_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.lockstep_session import LockstepSession
@@ -31,11 +27,14 @@ from cospec.drafters.pool.options import PoolOptions, build_drafters, check_dist
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing, Similarity
 from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
-from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
+from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
+from cospec.drafters.pool.whole_drafts import WholeDrafts
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 
+FIRST, SEVERAL = "drafters of a pool score known tokens", "several drafters of a pool"  # why ``propose`` must draft
+CLEAR_LEAD = 0.8  # share of the weight of drafters with a cost at which scores change no choice
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
 
 
@@ -108,7 +107,8 @@ class PoolDrafter(Drafter):
         self._elsewhere = frozenset(number for number, each in enumerate(self.members) if each.steps_elsewhere)
         lockstep = self._elsewhere | self._steppers.keys()
         own = [number for number in range(len(self.members)) if number not in lockstep]
-        self._askable = sorted(own, key=lambda number: not self.members[number].later)
+        askable = sorted(own, key=lambda number: not self.members[number].later)
+        self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
             self.member_names,
@@ -177,7 +177,7 @@ class PoolDrafter(Drafter):
                 self.coordinator.pool_config = replace(self.coordinator.pool_config, unscored=unscored)
             depths = self.coordinator.choose(draft_tasks, loads)
             ahead = self._start_outcomes(others, depths)
-            given = self._ask(draft_tasks, depths)
+            given = self._whole_drafts.ask(draft_tasks, depths)
             session = LockstepSession(
                 self._steppers,
                 self.members,
@@ -206,7 +206,13 @@ class PoolDrafter(Drafter):
             record = records.get(commit.id)
             if record is None:
                 continue
-            if commit.base_len == record.base and commit.tokens:
+            drafted_alone = record.alone >= 0 and commit.drafted > 0
+            if drafted_alone:
+                others = record.candidate_sets if commit.base_len == record.base else {}
+                verified = VerifiedCandidates(len(commit.path), commit.rejected, commit.drafted)
+                record.candidate_sets = {**others, record.alone: verified}
+                record.weights.rounds += 1
+            if (drafted_alone or commit.base_len == record.base) and commit.tokens:
                 known_commits.append((record, commit))
             else:
                 record.candidate_sets = {}
@@ -255,13 +261,7 @@ class PoolDrafter(Drafter):
         """Return tasks for the sequences with able drafters, and the sequences whose known tokens are to be scored
         first.
         """
-        draft_tasks, due, scores_known_tokens, stream_kinds = (
-            list[DraftTask](),
-            list[DraftContext](),
-            self.routing.scores_known_tokens,
-            tuple(self.stream_kinds),
-        )
-        most = self.setting.at_most
+        draft_tasks, due, stream_kinds = list[DraftTask](), list[DraftContext](), tuple(self.stream_kinds)
         present = sum([1 << number for number, member in enumerate(self.members) if member.present])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
@@ -274,15 +274,68 @@ class PoolDrafter(Drafter):
             weights = record.weights
             if context.assumed:  # the state of the draft under verification stays until its commit
                 record = PoolRequestState(weights, record.greedy)
-            elif scores_known_tokens and weights.rounds >= weights.score_at:
+            elif self._scores_now(weights):
                 weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
             weights.rounds += 1
-            record.base = len(context.tokens)
-            wanted = budget.drafters
-            bound = most if wanted is None or (most is not None and most < wanted) else wanted
-            draft_tasks.append(DraftTask(context, budget, record, able, bound))
+            record.base, record.alone = len(context.tokens), -1
+            draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks, due
+
+    def _scores_now(self, weights: DrafterWeights) -> bool:
+        """Whether drafters score known tokens: before the first draft, and at times while no drafter leads clearly."""
+        if not self.routing.scores_known_tokens or weights.rounds < weights.score_at:
+            return False
+        if not weights.rounds:
+            return True
+        values = weights.weights(self.pool_stats.prior)
+        priced = [value for value, member in zip(values, self.members, strict=True) if not member.costless]
+        return bool(priced) and max(priced) < CLEAR_LEAD * sum(priced)
+
+    def _bound(self, budget: DraftBudget) -> int | None:
+        """Return the most drafters with a cost that take part; None leaves the number to the routing."""
+        most, wanted = self.setting.at_most, budget.drafters
+        return most if wanted is None or (most is not None and most < wanted) else wanted
+
+    def drafts_alone(self, context: DraftContext, budget: DraftBudget) -> SoleDrafter | str:
+        """See ``Drafter``: one member, where the combined draft would be its draft."""
+        record = self.records.get(context.id)
+        if record is None or self._scores_now(record.weights):
+            return FIRST
+        if self.coordinator.pool_config.unscored != self._unscored() or context.stream_kind not in self.stream_kinds:
+            return SEVERAL
+        task = DraftTask(context, budget, record, self._able(context), self._bound(budget))
+        loads = [member.load for member in self.members]
+        found = self.coordinator.pool_config.alone(task, record.weights.weights(self.pool_stats.prior), loads)
+        if found is None:
+            return SEVERAL
+        number, heavier = found
+        sole = self.members[number]
+        if sole.deadline is not None or sole.later:
+            return SEVERAL
+        if any([self.members[other].drafter.propose([context], [budget]) for other in heavier]):  # lookups are pure
+            return SEVERAL
+        return SoleDrafter(sole.name, sole.drafter)
+
+    def begin_native(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:
+        """See ``Drafter``: drafters without cost propose too, so that the pool learns how right they are."""
+        for context, budget in zip(contexts, budgets, strict=True):
+            sole, record = self.drafts_alone(context, budget), self.records[context.id]
+            assert not isinstance(sole, str), "the caller has asked"
+            record.alone, record.base, record.candidate_sets = self.names.index(sole.name), len(context.tokens), {}
+        budgets = [replace(budget, confident=False) for budget in budgets]
+        for number, member in enumerate(self.members):
+            if member.costless and member.present:
+                for draft in member.propose(contexts, budgets):
+                    self.records[draft.id].candidate_sets = {
+                        **self.records[draft.id].candidate_sets,
+                        number: DraftCandidates(draft),
+                    }
+
+    def _able(self, context: DraftContext) -> int:
+        """Return the members that may take part for a sequence, as bits."""
+        present = sum([1 << number for number, member in enumerate(self.members) if member.present])
+        return present if context.drafters is None else present & self._bits(context.drafters)
 
     def _unscored(self) -> frozenset[int]:
         """Return the drafters that cannot score known tokens now."""
@@ -313,38 +366,10 @@ class PoolDrafter(Drafter):
                         known = [own if place == number else None for place in range(len(self.members))]
                         self.records[id].weights.score_known_tokens(known)
 
-    def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
-        """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.
-
-        Asynchronous drafters are called first.
-        """
-        asked = [number for number in self._askable if any(depths[number])]
-        if not asked:
-            return []
-        contexts, parts, latest = list[DraftContext](), list[tuple[DraftBudget, ...]](), None
-        for context, budget, *_ in draft_tasks:
-            if budget is not latest:  # neighbours mostly share a budget
-                latest, part = budget, _member_budgets(budget, self.combiner.branches, self.combiner.confident)
-            contexts.append(context)
-            parts.append(part)
-        started, futures, found = self.setting.clock(), dict[int, Future[Any] | None](), dict[int, Sequence[Draft]]()
-        for number in asked:
-            member, own = self.members[number], depths[number]
-            taking = list(compress(contexts, own))
-            budgets = [part[depth] for part, depth in zip(parts, own, strict=True) if depth]
-            if member.later:
-                futures[number] = member.start(taking, budgets)
-            else:
-                found[number] = member.propose(taking, budgets)
-        for number, future in futures.items():
-            if future is not None:
-                found[number] = self.members[number].collect(future, started, [])
-        return self._usable(draft_tasks, found)
-
     def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[OutcomeDrafts]:
         """Ask drafters on nodes without a part in this step."""
         idle = []
-        for number in self._askable if others else ():
+        for number in self._whole_drafts.askable if others else ():
             member = self.members[number]
             if member.drafter.drafts_outcomes and member.present and not any(depths[number]):
                 idle.append(number)
@@ -357,37 +382,9 @@ class PoolDrafter(Drafter):
 
         return start_outcomes(others, [self.members[number] for number in idle], rank, self.setting.clock)
 
-    def _usable(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
-        """Return all drafts that are current and of a shape that the combiner accepts."""
-        rows, branches, given = (
-            {draft_task.context.id: row for row, draft_task in enumerate(draft_tasks)},
-            self.combiner.branches,
-            [],
-        )
-        for number in sorted(found):
-            for draft in found[number]:
-                row = rows.get(draft.id)
-                if row is None or not draft.tokens or draft.base_len != draft_tasks[row].record.base:
-                    continue
-                if branches or draft.parents == chain(len(draft.tokens)):
-                    given.append((row, number, draft))
-        return given
-
     def _forget_lost(self) -> None:
         """Free all sequences of a drafter that raised, because its state is undefined."""
         for member in self.members:
             if member.lost:
                 member.lost = False
                 member.forget(list(self.records))
-
-
-@lru_cache(1024)
-def _member_budgets(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
-    """Return the budget of a drafter by depth: a tree if the policy sets widths and the combiner accepts trees."""
-    most = min(budget.depth, budget.max_nodes)
-    depths = range(most + 1)
-    shapes: list[tuple[int, int, tuple[int, ...]]] = [(depth, depth, ()) for depth in depths]
-    if branches and budget.widths:
-        shapes = [(budget.depth, budget.max_nodes, budget.widths) for _ in depths]
-    confident = budget.confident or confident
-    return tuple([DraftBudget(*shape, threshold=budget.threshold, confident=confident) for shape in shapes])

@@ -25,12 +25,14 @@ class PoolRequestState:
         weights: how the drafters perform for the request.
         greedy: tokens are not sampled.
         base: committed tokens when the latest draft was made; -1 after its commit, or without a draft.
+        alone: the drafter that native code runs for the request; -1: ``propose`` drafts.
         candidate_sets: the drafters' candidates, until the step is committed.
     """
 
     weights: DrafterWeights
     greedy: bool
     base: int = -1
+    alone: int = -1
     candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
 
 

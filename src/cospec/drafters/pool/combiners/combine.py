@@ -82,11 +82,31 @@ class Combiner(ABC):
     is_stepwise: ClassVar[bool]  # runs stepwise drafters in lockstep, instead of requesting whole drafts
     gathers: ClassVar[bool]  # every draft adds to the verified tokens, so a draft's value is its new tokens
     branches: ClassVar[bool]  # accepts and makes drafts that branch
+    follows_heaviest: ClassVar[bool] = False  # the draft is the heaviest drafter's where others have less weight in all
     confident: ClassVar[bool]  # compares confidences of whole drafts, so computing them is worthwhile
 
     @abstractmethod
     def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return one draft for each task with candidates."""
+
+
+@dataclass(slots=True)
+class VerifiedCandidates:
+    """A chain that native code drafted and verified; only counts are known.
+
+    Attributes:
+        accepted, proposed: tokens of the chain.
+        rejected: whether a token was wrong.
+    """
+
+    accepted: int
+    rejected: bool
+    proposed: int
+
+    def verify(self, committed: Sequence[int], similarity: Similarity | None = None) -> Feedback:
+        """Return the counts; no routing that compares has such candidates."""
+        samples = [(UNKNOWN, 1.0)] * self.accepted + [(UNKNOWN, 0.0)] * self.rejected
+        return Feedback(self.accepted, self.accepted + self.rejected, self.proposed, samples)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ class Vote(Combiner):
     is_stepwise: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    follows_heaviest: ClassVar[bool] = True
     confident: ClassVar[bool] = False
 
     def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:

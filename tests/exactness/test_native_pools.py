@@ -1,0 +1,133 @@
+"""A pool with one drafter per request drafts in the multi-step call: same tokens, each request by its own drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cospec.core.engine import Engine
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext, Request, Speculation
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
+from cospec.native import library
+from harness.llamas import llama_engine, load, write_pair
+from harness.methods import override
+from harness.native_steps import SHAPES, calls, requests, uneven, written
+from harness.pools import pool_engine, pool_of
+
+pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+K = 3
+
+
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run as many steps on a busy machine."""
+    monkeypatch.setattr("cospec.native.multi_step.SECONDS", 1e9)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(*found)
+    return found
+
+
+def pool(folders: tuple[Path, Path], combiner: str = "vote") -> PoolDrafter:
+    """One drafter per request, of a drafter that is the target, of a similar one, and of prompt lookup."""
+    drafters = {"near": ModelDrafter(load(folders[1])), "itself": ModelDrafter(load(folders[0]))}
+    made = pool_of({**drafters, "copy": NgramDrafter(2, 4)}, combiner, "hedge", 64)
+    return PoolDrafter(made.members, made.combiner, made.routing, PoolContext(64, made.setting.clock, at_most=1))
+
+
+def engine(folders: tuple[Path, Path], drafter: PoolDrafter) -> Engine:
+    return pool_engine(load(folders[0]), drafter, k=K, max_nodes=8)
+
+
+def tokens(found: dict[str, list[Any]]) -> dict[str, list[int]]:
+    return {id: output[0] for id, output in found.items()}
+
+
+def by_one(asked: Sequence[Request], *names: str) -> list[Request]:
+    """Requests that name one drafter each, in turn."""
+    return [
+        replace(each, speculation=replace(each.speculation, drafters=(names[n % len(names)],)))
+        for n, each in enumerate(asked)
+    ]
+
+
+@pytest.mark.parametrize("shape", ["greedy", "seeded", "sampled", "stopped", "truncated", "edited"])
+def test_same_tokens_in_several_steps(folders: tuple[Path, Path], shape: str) -> None:
+    asked = [replace(each, sampling=replace(each.sampling, seed=3)) for each in requests(SHAPES[shape], streams=True)]
+    plain = llama_engine(load(folders[0]), None, k=0, acceptance_method="match")
+    made = engine(folders, pool(folders))
+    noted = calls(made)
+    assert tokens(written(made, asked)) == tokens(written(plain, asked))
+    assert sum(made.metrics().accepted_tokens.values()) > 20
+    if shape not in ("truncated", "edited"):  # such drafts are made in Python
+        assert max(steps for _, steps in noted) > 1
+
+
+@pytest.mark.parametrize("shape", ["greedy", "seeded"])
+def test_each_request_has_its_own_drafter_in_one_call(folders: tuple[Path, Path], shape: str) -> None:
+    """Only the drafter that is the target is always right: another model or cache in its place would be wrong."""
+    asked = by_one(requests(SHAPES[shape], streams=True), "itself", "near")
+    made = engine(folders, pool(folders))
+    noted = calls(made)
+    found = written(made, asked)
+    stats = {id: output[5] for id, output in found.items()}
+    for number, each in enumerate(asked):
+        source = ("itself", "near")[number % 2]
+        assert set(found[each.id][1]) <= {source, "target", "bonus"}
+        assert (stats[each.id].rejections == 0) == (source == "itself")
+    assert max(steps for _, steps in noted) > 1
+    assert made.metrics().kv_cache_usage == 0
+
+
+def test_drafts_of_different_lengths(folders: tuple[Path, Path]) -> None:
+    """The longest draft of one drafter is shorter than that of another."""
+    asked = [
+        replace(each, speculation=Speculation(length=1 if n % 2 else K, drafters=("near" if n % 2 else "itself",)))
+        for n, each in enumerate(uneven(requests(SHAPES["greedy"], streams=True), K))
+    ]
+    made, plain = engine(folders, pool(folders)), llama_engine(load(folders[0]), None, k=0)
+    noted = calls(made)
+    found = written(made, asked)
+    assert tokens(found) == tokens(written(plain, [replace(each, speculation=Speculation()) for each in asked]))
+    assert max(steps for _, steps in noted) > 1
+
+
+def test_the_pool_learns_from_native_drafts(folders: tuple[Path, Path]) -> None:
+    """The drafter that is the target gets most weight; a pool that hears of no native draft learns nothing."""
+    asked = by_one(requests(SHAPES["greedy"], streams=True), "itself", "near")
+    rates = []
+    for deaf in (False, True):
+        made = pool(folders)
+        if deaf:
+            override(made, begin_native=lambda contexts, budgets: None)
+        written(engine(folders, made), asked)
+        rates.append(dict(zip(made.names, made.pool_stats.prior.rates, strict=True)))
+    heard, unheard = rates
+    assert heard["itself"] > heard["near"]
+    assert heard["itself"] - 0.5 > 2 * abs(unheard["itself"] - 0.5)
+
+
+def test_asking_changes_nothing(folders: tuple[Path, Path]) -> None:
+    """``drafts_alone`` is pure; combiners that need every draft have no drafter that drafts alone."""
+    asked = requests(SHAPES["greedy"], streams=True)[0]
+    context = DraftContext(asked.id, list(asked.prompt), len(asked.prompt), asked.sampling, 1, StreamKind.TARGET)
+    budget = DraftBudget(K, K)
+    for combiner, alone in (("vote", True), ("union", False)):
+        made = pool(folders, combiner)
+        assert isinstance(made.drafts_alone(context, budget), str)  # known tokens are not scored yet
+        made.propose([context], [budget])
+        record = made.records[asked.id]
+        before = record.weights.rounds, list(record.weights.idle), record.base, dict(record.candidate_sets)
+        answers = [made.drafts_alone(context, budget) for _ in range(2)]
+        assert answers[0] == answers[1] and isinstance(answers[0], str) != alone
+        assert before == (record.weights.rounds, record.weights.idle, record.base, record.candidate_sets)
