@@ -69,6 +69,7 @@ MODELS = {
     )
 }
 TYPES = ("q4_0", "q4_k_m", "q8_0")
+FILE_TYPES = {"q4_0": 2, "q4_k_m": 15, "q8_0": 7}  # of most weights of a file, as llama.cpp numbers the types
 SCALES = {"q4_0": {0: 0.004}, "q8_0": {0: 0.0003}, "q4_k": {0: 1e-4, 2: 7e-4}, "q6_k": {208: 1e-5}}
 """Bytes of a block where its float16 scales stand, and the scales."""
 
@@ -119,7 +120,7 @@ def write_file(path: Path, model: Model, kind: str, successors: NDArray[np.int64
             layer of its own. Without successors the output layer is the embedding.
     """
     generator, writer = np.random.default_rng(0), GGUFWriter(path, model.architecture)
-    _describe(writer, model)
+    _describe(writer, model, kind)
     for name, shape in model.tensors.items():
         if len(shape) == 1:
             writer.add_tensor(name, np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
@@ -137,8 +138,9 @@ def write_file(path: Path, model: Model, kind: str, successors: NDArray[np.int64
     writer.close()
 
 
-def _describe(writer: GGUFWriter, model: Model) -> None:
+def _describe(writer: GGUFWriter, model: Model, kind: str) -> None:
     """Add sizes and vocabulary to the metadata."""
+    writer.add_file_type(FILE_TYPES[kind])
     writer.add_context_length(4096)
     writer.add_embedding_length(model.hidden)
     writer.add_block_count(model.layers)
@@ -150,9 +152,12 @@ def _describe(writer: GGUFWriter, model: Model) -> None:
     writer.add_rope_freq_base(5e5)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(model.vocabulary)
-    tokens = [*bytes_to_unicode().values(), "ab"]
+    tokens = [*bytes_to_unicode().values(), "ab", "<|endoftext|>"]
+    end = len(tokens) - 1
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, *(f"t{number}" for number in range(len(tokens), model.vocabulary))])
-    writer.add_token_types([1] * model.vocabulary)
+    writer.add_token_types([3 if number == end else 1 for number in range(model.vocabulary)])  # 3 is a control token
     writer.add_token_merges(["a b"])
+    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
+        add(end)

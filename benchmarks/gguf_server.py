@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -39,11 +39,11 @@ RATIOS = {
     "without_drafts": (SYSTEMS[0], SYSTEMS[2]),
     "cospec_gain": (SYSTEMS[2], SYSTEMS[3]),
 }
-DRAFTS: dict[str, dict[str, int]] = {
-    "tiny": {"layers": 2, "hidden": 256, "inner": 512, "heads": 4, "kv_heads": 2},
-    "family": {"layers": 4},
+DRAFTS: dict[str, Callable[[Model], Model]] = {
+    "tiny": lambda model: replace(model, name="tiny", layers=2, hidden=256, inner=512, heads=4, kv_heads=2),
+    "family": lambda model: replace(model, name="family", layers=4),
 }
-"""Draft models by their sizes that differ from the target's."""
+"""Draft models of a target: a cheap one, and one of the target's width."""
 PAUSE = 0.3  # seconds before each turn; waiting threads of the last server stop spinning
 START_SECONDS = 120.0
 
@@ -194,9 +194,12 @@ def figures(turns: Sequence[dict[str, Answers]], tokens: int) -> dict[str, Any]:
 def compare(kind: str, size: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Write target and draft model, start all servers, measure, and print each row."""
     model = MODELS[options.model]
-    small = replace(model, name=f"{model.name}-{size}", **DRAFTS[size])
+    small = DRAFTS[size](model)
     other = next(each for each in ("q8_0", "q4_0") if each != kind)
-    target, draft = options.folder / f"{model.name}-{kind}-cycle.gguf", options.folder / f"{small.name}-{other}.gguf"
+    target, draft = (
+        options.folder / f"{model.name}-{kind}-cycle.gguf",
+        options.folder / f"{model.name}-{small.name}-{other}.gguf",
+    )
     successors = one_cycle(model.vocabulary)
     write_file(target, model, kind, successors)
     write_file(draft, small, other, with_errors(successors, options.right))
