@@ -54,9 +54,10 @@ REPORTS = {
     "servers": Report(
         "Servers and forwards on the same weights",
         "Servers ran in float32 on two cores, clients included. `llama-draft` is llama.cpp with the drafter "
-        "of the zoo; `off` is the cospec server without speculation. The last table compares one forward "
+        "of the zoo; `off` is the cospec server without speculation. The third table compares one forward "
         "behind 256 cached tokens. llama-bench computes logits of the last token only; cospec computes the "
-        "logits of all rows.",
+        "logits of all rows. The last table compares greedy decoding without speculation, in the shape of "
+        "Qwen2.5-0.5B with random weights; above 1 cospec is faster.",
         (
             ("Servers, one request at a time", "servers_batch1"),
             ("Servers, eight requests at once", "servers_batch8"),
@@ -81,10 +82,14 @@ REPORTS = {
         "Both systems take turns in one process, with the same number of threads. They compute the same rows "
         "after 256 cached tokens. The files have random weights. *floor* is the size of the file over the measured "
         "bandwidth. *ratio* is cospec's time over llama.cpp's, with its 95% interval. *× one row* is "
-        "cospec's time over its time for one row.",
+        "cospec's time over its time for one row. The tables of servers count tokens per second over HTTP, prompts "
+        "included. Both servers draft four tokens with the same model, and an equal share of draft tokens is "
+        "right. There *ratio* is cospec's speed over llama.cpp's.",
         (
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b"),
+            ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_q4_0"),
+            ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_q8_0"),
         ),
     ),
     "load": Report(

@@ -226,6 +226,26 @@ def gguf(found: Found) -> Iterator[str]:
         yield _row(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, over)
 
 
+def gguf_server(found: Found) -> Iterator[str]:
+    """Tokens per second of both servers, and ratios with and without drafts."""
+    systems = list(found["rows"][0]["tokens_per_second"])
+    yield from _head("draft model", "requests", *systems, "ratio, off", "ratio, draft", "accepted", "same text")
+    for row in found["rows"]:
+        speeds = [f"{row['tokens_per_second'][name]:.0f}" for name in systems]
+        ratios = [_ratio(row[key]) for key in ("without_drafts", "with_drafts")]
+        accepted = ", ".join(f"{share:.0%}" for share in row["accepted_of_drafted"].values() if share is not None)
+        yield _row(row["draft"], str(row["requests"]), *speeds, *ratios, accepted, f"{row['same_text']:.0%}")
+
+
+def peers(found: Found) -> Iterator[str]:
+    """Tokens per second of each engine and of cospec on the same shape."""
+    yield from _head("engine", "its weights", "cospec's weights", "batch", "tokens/s", "cospec, tokens/s", "ratio")
+    for row in found["rows"]:
+        speeds = [f"{row[key]:.0f}" for key in ("peer_tokens_per_second", "own_tokens_per_second")]
+        kinds = [row["weights"], row["own_weights"]]
+        yield _row(f"{row['peer']} {row['version']}", *kinds, str(row["batch"]), *speeds, _ratio(row))
+
+
 def policy_cost(found: Found) -> Iterator[str]:
     """Time of planning and learning, and their share of a step."""
     yield from _head("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
@@ -278,6 +298,9 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "pool": pool,
     "heads": heads,
     "gguf": gguf,
+    "peers": peers,
+    "gguf_server_q4_0": gguf_server,
+    "gguf_server_q8_0": gguf_server,
     "policy_cost": policy_cost,
     "second_implementations": second_implementations,
     "policy_gain": policy_gain,
