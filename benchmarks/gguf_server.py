@@ -30,7 +30,7 @@ from benchmarks.common import ROOT, write
 from benchmarks.gguf_files import MODELS, TYPES, WORDS, Model, one_cycle, with_errors, write_file
 from benchmarks.same_outputs import environment
 from cospec.bench.counters import from_prometheus
-from cospec.bench.statistics import paired_ratio
+from cospec.bench.paired_ratios import paired_ratio
 from cospec.native import operators
 
 SYSTEMS = ("llama.cpp, off", "llama.cpp, draft", "cospec, off", "cospec, draft")
