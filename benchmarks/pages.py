@@ -62,6 +62,7 @@ REPORTS = {
             ("Servers, one request at a time", "servers_batch1"),
             ("Servers, eight requests at once", "servers_batch8"),
             ("One forward", "llamacpp"),
+            ("Engines without a server", "peers"),
         ),
     ),
     "roofline": Report(

@@ -42,6 +42,7 @@ from cospec.models.shard import SumShards, check_shards, part_tensors, shard_con
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.weight_cache import NO_CACHE
 from cospec.native import llama_weight_packing
+from cospec.native.library import release_memory
 
 __all__ = [
     "LoadOptions",
@@ -69,6 +70,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     size = sum(file.stat().st_size for file in weight_files(recipe.folder))
     with hf_logging_off(), weights_progress(recipe.name, size):
         model = _assemble(recipe)
+    release_memory()
     check_numbers(model, recipe.name)
     return model
 

@@ -198,6 +198,13 @@ def cdll() -> ctypes.CDLL:
     return loaded.cdll
 
 
+def release_memory() -> None:
+    """Return freed memory of the C library to the system; glibc keeps much of the memory of large arrays."""
+    process = ctypes.CDLL(None)
+    if hasattr(process, "malloc_trim"):  # of glibc only
+        process.malloc_trim(0)
+
+
 def set_threads(count: int) -> None:
     """Set the number of threads that the kernels use, 1 to ``MAX_THREADS``."""
     if not 1 <= count <= MAX_THREADS:

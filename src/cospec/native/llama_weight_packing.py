@@ -16,6 +16,7 @@ from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.hf_logging import packing_progress
 from cospec.models.llama_weights import DenseWeights, ExpertWeights, LayerWeights, LlamaWeights
 from cospec.models.weights.format import LinearWeights, StoredWeight
+from cospec.native.library import release_memory
 from cospec.native.operators import add_linear, add_tensor, add_weights
 
 TABLE_ROWS = 1024  # compared at once
@@ -131,6 +132,7 @@ class _Packing:
         if layer.experts is not None:
             self.mixture(place, layer.experts)
         self.q_norms = 0 if layer.q_norm is None else layer.q_norm.shape[0]
+        release_memory()  # of joined parts; the peak counts when weights are loaded
         return {"window": layer.window or 0, "rotary": -1 if layer.rotary is None else layer.rotary}
 
 

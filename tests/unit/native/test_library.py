@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,17 @@ def test_a_configuration_forces_an_instruction_set() -> None:
         assert library.isa() == name  # the choice of the process stands
     with pytest.raises(InvalidInput, match=f"instruction_set is 'sse9'.*{best}"):
         library.use_instruction_set("sse9")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_returns_to_the_system() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    parts = [b"x" * 100_000 for _ in range(500)]
+    kept = parts[::50]  # glibc frees the end of its memory without a call, so parts in between stay
+    del parts
+    before = resident()
+    library.release_memory()
+    assert before - resident() > 25_000_000
+    assert len(kept) == 10
