@@ -19,6 +19,7 @@ from cospec.core.types import (
     DraftBudget,
     DraftContext,
     DrafterCapabilities,
+    RequestState,
     TargetProbs,
     TokenScores,
     VerifyResult,
@@ -31,6 +32,21 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
 
     from cospec.core.interfaces import Executor
     from cospec.drafters.interfaces import DraftCache, StartLogits, StepwiseDrafter
+
+
+def context_of(sequence: RequestState, stream_kind: StreamKind) -> DraftContext:
+    """Return what a drafter reads of a sequence; the token list is the sequence's own."""
+    request = sequence.request
+    return DraftContext(
+        sequence.id,
+        sequence.tokens,
+        sequence.prompt_len,
+        request.sampling,
+        request.seed,
+        stream_kind,
+        drafters=request.speculation.drafters,
+        processors=sequence.processors,
+    )
 
 
 class SoleDrafter(NamedTuple):

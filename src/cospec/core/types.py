@@ -144,21 +144,6 @@ class DraftContext:
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
     processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
 
-    @classmethod
-    def of(cls, sequence: RequestState, stream_kind: StreamKind) -> DraftContext:
-        """Return what a drafter reads of a sequence; the token list is the sequence's own."""
-        request = sequence.request
-        return cls(
-            sequence.id,
-            sequence.tokens,
-            sequence.prompt_len,
-            request.sampling,
-            request.seed,
-            stream_kind,
-            drafters=request.speculation.drafters,
-            processors=sequence.processors,
-        )
-
     @property
     def committed_len(self) -> int:
         """Number of tokens before the assumed tokens; a drafter may learn from these only."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import ModeComponents
+from cospec.core.plugin_base import context_of
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
-    DraftContext,
     ScheduledRequest,
     SchedulerOutput,
     StepOutput,
@@ -88,7 +88,7 @@ class Sequential:
         if not drafting or drafter is None:
             return {}, {}
         method_of = self.components.verifier.acceptance_method
-        contexts = [DraftContext.of(entry.sequence, method_of(entry.sequence).stream_kind) for entry in drafting]
+        contexts = [context_of(entry.sequence, method_of(entry.sequence).stream_kind) for entry in drafting]
         budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
         try:
             proposed = drafter.propose(contexts, budgets)

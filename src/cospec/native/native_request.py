@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cospec.core.interfaces import NativeForward
-from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter
+from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter, context_of
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
+from cospec.core.types import DraftBudget, Request, RequestState, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache
 from cospec.native.verifier import supports, words_of
@@ -123,13 +123,13 @@ class NativeDrafters:
             return self.reason
         if not self.chooses:
             return self._known[self._drafter.name]
-        sole = self._drafter.drafts_alone(DraftContext.of(sequence, stream_kind), budget)
+        sole = self._drafter.drafts_alone(context_of(sequence, stream_kind), budget)
         return sole if isinstance(sole, str) else self._read(sole)
 
     def begin(self, entries: Sequence[ScheduledRequest], stream_kinds: Sequence[StreamKind]) -> None:
         """Tell the pool for which requests the library drafts now."""
         assert self._drafter is not None, "a pool chooses"
-        contexts = [DraftContext.of(entry.sequence, kind) for entry, kind in zip(entries, stream_kinds, strict=True)]
+        contexts = [context_of(entry.sequence, kind) for entry, kind in zip(entries, stream_kinds, strict=True)]
         self._drafter.begin_native(contexts, [entry.budget for entry in entries])
 
     def _read(self, sole: SoleDrafter) -> NativeDrafter | str:

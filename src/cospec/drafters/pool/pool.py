@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -212,6 +213,7 @@ class PoolDrafter(Drafter):
                 verified = VerifiedCandidates(len(commit.path), commit.rejected, commit.drafted)
                 record.candidate_sets = {**others, record.alone: verified}
                 record.weights.rounds += 1
+                record.weights.took_part([record.alone])
             if (drafted_alone or commit.base_len == record.base) and commit.tokens:
                 known_commits.append((record, commit))
             else:
@@ -313,7 +315,7 @@ class PoolDrafter(Drafter):
         sole = self.members[number]
         if sole.deadline is not None or sole.later:
             return SEVERAL
-        if any([self.members[other].drafter.propose([context], [budget]) for other in heavier]):  # lookups are pure
+        if any([self.members[other].propose([context], [budget]) for other in heavier]):  # look-ups change no state
             return SEVERAL
         return SoleDrafter(sole.name, sole.drafter)
 
@@ -323,14 +325,12 @@ class PoolDrafter(Drafter):
             sole, record = self.drafts_alone(context, budget), self.records[context.id]
             assert not isinstance(sole, str), "the caller has asked"
             record.alone, record.base, record.candidate_sets = self.names.index(sole.name), len(context.tokens), {}
-        budgets = [replace(budget, confident=False) for budget in budgets]
         for number, member in enumerate(self.members):
-            if member.costless and member.present:
-                for draft in member.propose(contexts, budgets):
-                    self.records[draft.id].candidate_sets = {
-                        **self.records[draft.id].candidate_sets,
-                        number: DraftCandidates(draft),
-                    }
+            asked = [self._able(context) >> number & 1 for context in contexts] if member.costless else [0]
+            if any(asked):
+                for draft in member.propose(list(compress(contexts, asked)), list(compress(budgets, asked))):
+                    record = self.records[draft.id]
+                    record.candidate_sets = {**record.candidate_sets, number: DraftCandidates(draft)}
 
     def _able(self, context: DraftContext) -> int:
         """Return the members that may take part for a sequence, as bits."""
