@@ -10,11 +10,6 @@ from benchmarks.ensembles import PLAIN, SETTINGS
 from benchmarks.papers.sources import Found, Source
 
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
-MEMBER_DRAFTS = Source(
-    "collaborative_plain",
-    "python -m benchmarks.collaborative --settings weighted-two weighted-three --batches 1 --temperatures 1 "
-    "--name collaborative_plain",
-)
 QUALITY = Source("quality", "python -m benchmarks.quality")
 SWEEPS = Source("collaborative_sweeps", "python -m benchmarks.collaborative_sweeps")
 

@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
-from benchmarks.papers.collaborations import (
-    COLLABORATIVE,
-    MEMBER_DRAFTS,
-    QUALITY,
-    SWEEPS,
-    Collaborations,
-    quality,
-)
+from benchmarks.papers.collaborations import COLLABORATIVE, QUALITY, SWEEPS, Collaborations, quality
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Row, Section
 from benchmarks.papers.not_run import remaining
@@ -90,7 +83,6 @@ SETTINGS = (
         "The paper's OPT models, of 13B and 125M, reach 2.61 to 3.95× at T = 0 (table 4).",
     ),
 )
-MEMBER_ALONE = ("weighted-two", "weighted-three")  # where ``plain`` of a member was measured apart
 EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B beside 8B
 
 
@@ -167,7 +159,7 @@ def table(results: Results, setting: Setting) -> Section:
                 results.row(
                     f"{method}, T = {temperature:g}",
                     said if isinstance(said, str) else said[place],
-                    MEMBER_DRAFTS if method == "plain" and setting.name in MEMBER_ALONE else COLLABORATIVE,
+                    COLLABORATIVE,
                     lambda found, m=method, t=temperature: read(found, setting).over_standard(m, t, 1),
                 )
             )
