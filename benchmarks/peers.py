@@ -30,7 +30,7 @@ from benchmarks.gguf_files import MODELS, WORDS, Model, write_file
 from benchmarks.peer_worker import ENGINES
 from benchmarks.same_outputs import environment
 from benchmarks.same_speed import Worker
-from cospec.bench.statistics import paired_ratio
+from cospec.bench.paired_ratios import paired_ratio
 from cospec.native import operators
 
 WEIGHTS = {

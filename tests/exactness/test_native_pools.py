@@ -111,7 +111,7 @@ def test_the_pool_learns_from_native_drafts(folders: tuple[Path, Path]) -> None:
         if deaf:
             override(made, begin_native=lambda contexts, budgets: None)
         written(engine(folders, made), asked)
-        rates.append(dict(zip(made.names, made.pool_stats.prior.rates, strict=True)))
+        rates.append(dict(zip(made.member_names, made.pool_stats.prior.rates, strict=True)))
     heard, unheard = rates
     assert heard["itself"] > heard["near"]
     assert heard["itself"] - 0.5 > 2 * abs(unheard["itself"] - 0.5)

@@ -324,7 +324,11 @@ class PoolDrafter(Drafter):
         for context, budget in zip(contexts, budgets, strict=True):
             sole, record = self.drafts_alone(context, budget), self.records[context.id]
             assert not isinstance(sole, str), "the caller has asked"
-            record.alone, record.base, record.candidate_sets = self.names.index(sole.name), len(context.tokens), {}
+            record.alone, record.base, record.candidate_sets = (
+                self.member_names.index(sole.name),
+                len(context.tokens),
+                {},
+            )
         for number, member in enumerate(self.members):
             asked = [self._able(context) >> number & 1 for context in contexts] if member.costless else [0]
             if any(asked):
