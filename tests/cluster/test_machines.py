@@ -1,0 +1,115 @@
+"""A machine that joins a cluster gets the replica that autoscaling wants, and no output changes meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
+from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
+
+from cospec.cluster import state_file
+
+pytest.importorskip("ray", reason="the extra cluster is not installed")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+NAME = f"test-machines-{os.getpid()}"
+CONFIG = {
+    "name": NAME,
+    "server": {"port": 0},
+    "machine": {"num_cpus": 1},  # room for one replica
+    "target": {
+        "engine": {**ENGINE, "speculative_config": {"method": "off"}},
+        "scale": {"min": 1, "max": 2, "requests": 1, "upscale_delay": 0.5, "downscale_delay": 600},
+        "placement": {"num_cpus": 1},
+    },
+}
+
+
+@contextmanager
+def machine(cluster: ClusterProcess) -> Iterator[psutil.Process]:
+    """A second machine of the cluster, which is a second raylet on this machine."""
+    running = state_file.read(cluster.name)
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": running.token_path}
+    command = [
+        str(Path(sys.executable).parent / "ray"),
+        "start",
+        "--address",
+        running.address,
+        "--num-cpus",
+        "1",
+        "--block",
+    ]
+    started = subprocess.Popen(
+        command, env={**os.environ, **token}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield psutil.Process(started.pid)
+    finally:
+        started.terminate()
+        started.wait(30)
+
+
+def replicas(pid: int) -> list[int]:
+    """Process ids of the target's replicas below a process."""
+    actor = REPLICA.format(name=NAME)
+    return [child for child, command in descendants(pid).items() if command.startswith(actor)]
+
+
+def engine_seconds(pid: int) -> float:
+    """Seconds of processor time of all engines below a process."""
+    commands = descendants(pid).items()
+    engines = [child for child, command in commands if "cospec.runtime.engine_core" in command]
+    return sum(sum(psutil.Process(engine).cpu_times()[:2]) for engine in engines)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        threading.Event().wait(0.2)
+    assert what()
+
+
+def complete(cluster: ClusterProcess, ask: Ask) -> tuple[list[int], str]:
+    body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice["token_ids"], choice["text"]
+
+
+def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
+    asks: Sequence[Ask] = [Ask(f"{n}. {prompt}", seed) for n, prompt in enumerate(PROMPTS) for seed in (None, 1, 2)]
+    expected, ended, found = expect(list(asks)), threading.Event(), dict[Ask, tuple[list[int], str]]()
+
+    def write(ask: Ask) -> None:
+        while not ended.is_set():
+            found[ask] = complete(cluster, ask)
+
+    with ClusterProcess(CONFIG, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as clients:
+        writing = [clients.submit(write, ask) for ask in asks]
+        try:
+            threading.Event().wait(3)  # autoscaling wants a second replica now, and there is no room
+            assert len(cluster.replicas()) == 1
+            with machine(cluster) as second:
+                wait_for(lambda: replicas(second.pid))
+                wait_for(lambda: engine_seconds(second.pid) > 0)
+                before = engine_seconds(second.pid)
+                wait_for(lambda: engine_seconds(second.pid) > before + 0.5)
+                ended.set()
+                for each in writing:
+                    each.result()
+        finally:
+            ended.set()
+    assert found == expected
