@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from benchmarks.common import ROOT
-from cospec.cluster.nodes.server_options import NodesOptions
+from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.config import CollaborationConfig, EngineConfig, LinkConfig, SpeculativeConfig
 from cospec.plugin_options import DrafterPlace, ModelOptions, Options
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUTINGS

@@ -26,7 +26,7 @@ struct Team {
     // A share is a multiple of `least` items, except the last one. Few items are divided equally: each thread then
     // finds the same items in its cache again.
     template <class F> void share(long count, long least, F&& f) const {
-        if (count < 4 * least * size) {
+        if (size == 1 || count < 4 * least * size) {
             if (begin(count) < end(count)) f(begin(count), end(count));
             return;
         }

@@ -41,7 +41,7 @@ TABLES: dict[str, PluginTable[Any]] = {
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
-    "combiners": ("steps", None),
+    "combiners": ("is_stepwise", None),
     "routings": ("weighs", 1.0),
     "acceptance_methods": ("stream_kind", "target"),
     "logits_processors": ("masks", "yes"),

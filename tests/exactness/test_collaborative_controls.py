@@ -15,7 +15,7 @@ from torch import Tensor
 from cospec.acceptance.rejection import Rejection
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, Request, RequestState, Speculation, TargetProbs, VerifyResult
-from cospec.ensemble.proposal_chain import Proposal, ProposalChain
+from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.server_options import NodesOptions
+from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
 from cospec.core.plugin_base import Drafter
 from cospec.runtime.drafter_executor import DrafterRecipe

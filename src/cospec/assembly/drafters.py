@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.server_options import NodesOptions
+from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter

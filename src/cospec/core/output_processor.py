@@ -1,6 +1,6 @@
 """Turns the outputs of a step into commits and events: appends tokens, ends outputs, detokenizes.
 
-Runs in the engine, after the verifier. Tokens, cache length, accepted and rejected tokens end at the same token. All
+Runs in the engine, after the verifier. Tokens, accepted and rejected tokens end at the same token. All
 nodes of the last draft count as drafted.
 """
 

@@ -17,7 +17,7 @@ from cospec.core.types import RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier, with_divergences
 from cospec.ensemble.blends.registry import BlendRegistry
 from cospec.ensemble.blends.weighted import Single
-from cospec.ensemble.proposal_chain import ProposalChain, ProposalChains
+from cospec.ensemble.proposed_tokens import ProposalChain, ProposalChains
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words

@@ -12,7 +12,7 @@ from cospec.core.model_io import RolloutOutput, RolloutParams
 from cospec.core.rng import RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.types import RequestState
-from cospec.ensemble.proposal_chain import Proposal, ProposalChain
+from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 
 
 @dataclass(frozen=True, slots=True)

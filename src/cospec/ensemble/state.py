@@ -12,7 +12,7 @@ from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
-from cospec.ensemble.proposal_chain import Proposal, ProposalChain
+from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 
 DraftToVerify = tuple[ScheduledRequest, Draft | None]
 

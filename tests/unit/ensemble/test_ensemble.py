@@ -20,7 +20,7 @@ from cospec.core.types import Event, FinishReason, Speculation
 from cospec.drafters.ngram import NgramDrafter
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import distinct
-from cospec.ensemble.proposal_chain import ProposalChains
+from cospec.ensemble.proposed_tokens import ProposalChains
 from cospec.ensemble.verifier import EnsembleKVManager
 from cospec.errors import CospecError, InvalidInput
 from cospec.llm import LLM

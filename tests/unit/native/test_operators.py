@@ -50,6 +50,22 @@ def run(case: AttentionCase, **options: Any) -> Tensor:
     return operators.attention(case.q, case.k, case.v, *pages, case.batch, SCALE, **options)
 
 
+@pytest.mark.parametrize("name", ["fp32", "q8_0"])
+def test_threads_compute_each_output_once(name: str) -> None:
+    """Threads take shares of a product as they become free: two products after one another, of several callers."""
+    torch.manual_seed(1)
+    wide, x = torch.randn(2080, 512), torch.randn(3, 512)
+    layers = [packed(wide, name=name), packed(wide[:1056].neg(), name=name)]
+    operators.set_threads(1)
+    expected = [layer(x) for layer in layers]
+    assert expected[0].abs().min() > 0
+    for threads in (1, 2, 3, 5):
+        operators.set_threads(threads)
+        with ThreadPoolExecutor(3) as callers:
+            for results in callers.map(lambda _: [layer(x) for layer in layers], range(60)):
+                assert all(map(torch.equal, results, expected)), threads
+
+
 SHAPES = [(1, 1), (33, 7), (64, 16), (70, 129), (200, 65), (257, 400)]
 
 

@@ -28,7 +28,7 @@ from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
 
 if TYPE_CHECKING:
-    from cospec.cluster.nodes.server_options import NodesOptions
+    from cospec.cluster.nodes.hub_options import NodesOptions
 
 MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
 WAIT_SLICE = 0.5  # seconds of one wait at the socket

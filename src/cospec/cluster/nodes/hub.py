@@ -14,8 +14,8 @@ from typing import Any
 
 from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.drafter_node_state import NodeLink
+from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import secure_verifier
-from cospec.cluster.nodes.server_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     MAX_BYTES,

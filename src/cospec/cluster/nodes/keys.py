@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cospec.cluster.nodes.server_options import zeromq
+from cospec.cluster.nodes.hub_options import zeromq
 from cospec.errors import CospecError, InvalidInput, words
 
 VERIFIER, NODES = "verifier", "nodes"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cospec.cluster.nodes.hub_options import check_address, zeromq
 from cospec.cluster.nodes.keys import secure_node
-from cospec.cluster.nodes.server_options import check_address, zeromq
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
 from cospec.core.plugin_base import Drafter

@@ -9,7 +9,7 @@ import pytest
 
 from cospec.assembly.nodes import build_offers
 from cospec.cluster.nodes.executor import node_info
-from cospec.cluster.nodes.server_options import NodesOptions
+from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.config import EngineConfig
 from cospec.core.rng import StreamKind
 from cospec.errors import CospecError, InvalidInput

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cospec.cluster.nodes.hub import NodeHub
+from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import make_keys, secure_node
-from cospec.cluster.nodes.server_options import NodesOptions, check_address, zeromq
 from cospec.errors import CospecError, InvalidInput
 
 pytest.importorskip("zmq")
