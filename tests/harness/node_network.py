@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cospec.cluster.nodes.node_connection import NodeConnection
+from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeAnswer, NodeHello, ToVerifier, Welcome
@@ -79,7 +79,7 @@ class Network:
         """A new connection, as after a restart of the node: frames on their way are lost."""
         self.to_node.clear()
         self.to_verifier.clear()
-        self.link = NodeConnection(self.hello, self.vocab_size, self.samples, lambda: self.now)
+        self.link = NodeSession(self.hello, self.vocab_size, self.samples, lambda: self.now)
         self.service = NodeService(self.drafter, self.hello, lambda: self.now)
         self.service.handle(FrameCodec(ToVerifier).encode(Welcome()))
         assert self.service.welcome

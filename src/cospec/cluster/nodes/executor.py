@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from cospec.cluster.nodes.hub import NodeHub, NodeSlot
-from cospec.cluster.nodes.node_connection import NodeConnection
+from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.wire import NodeHello
 from cospec.core.plugin_base import Drafter
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
 WAIT_SLICE = 0.5  # seconds of one wait at the socket
 
-Part = tuple[NodeConnection, PendingQuestion]
-Ask = Callable[[NodeConnection, list[int]], tuple[PendingQuestion, bytes]]
+Part = tuple[NodeSession, PendingQuestion]
+Ask = Callable[[NodeSession, list[int]], tuple[PendingQuestion, bytes]]
 """Asks a node about the contexts with these numbers."""
 
 
@@ -105,7 +105,7 @@ class NodeExecutor(DrafterExecutor):
     def __init__(self, hub: NodeHub, slot: NodeSlot, info: DrafterInfo) -> None:
         self.weights = dict[str, float]()
         self._info, self._hub, self._slot, self._closed = info, hub, slot, False
-        self._homes: dict[str, NodeConnection] = {}  # the node that has the tokens of a request
+        self._homes: dict[str, NodeSession] = {}  # the node that has the tokens of a request
         self.busy = 0.0
 
     @classmethod
@@ -140,7 +140,7 @@ class NodeExecutor(DrafterExecutor):
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Send a call; ``commit`` and ``free`` count as done when they are sent.
 
-        ``candidates`` asks for one token after each context, see ``NodeConnection.ask_steps``. ``propose_if_idle`` asks
+        ``candidates`` asks for one token after each context, see ``NodeSession.ask_steps``. ``propose_if_idle`` asks
         idle nodes only, and each node about one context of a request at most.
         """
         self.busy = self._slot.busy
@@ -170,14 +170,14 @@ class NodeExecutor(DrafterExecutor):
         self._closed = True
         self._hub.remove(self._slot)
 
-    def _links(self) -> list[NodeConnection]:
+    def _links(self) -> list[NodeSession]:
         return list(self._slot.links.values())
 
     def _propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> NodeFuture:
         return NodeDraftsFuture(self._hub, self._ask(contexts, _proposal(contexts, budgets), lambda hello: True))
 
     def _ask_idle(
-        self, others: Sequence[tuple[DraftContext, DraftBudget]], asked: Sequence[NodeConnection] = ()
+        self, others: Sequence[tuple[DraftContext, DraftBudget]], asked: Sequence[NodeSession] = ()
     ) -> list[Part]:
         """Ask each idle node, besides those ``asked``, about one of the contexts of each request, in order.
 
@@ -199,13 +199,13 @@ class NodeExecutor(DrafterExecutor):
         return self._send(idle, chosen, _proposal(contexts, budgets))
 
     def _score_known_tokens(self, contexts: Sequence[DraftContext]) -> NodeFuture:
-        def ask(link: NodeConnection, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingQuestion, bytes]:
             return link.ask_scores([contexts[row] for row in rows])
 
         return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.scores), optional=True)
 
     def _candidates(self, contexts: Sequence[DraftContext], distributions: bool) -> NodeFuture:
-        def ask(link: NodeConnection, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingQuestion, bytes]:
             return link.ask_steps([contexts[row] for row in rows], distributions)
 
         return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.steps))
@@ -226,7 +226,7 @@ class NodeExecutor(DrafterExecutor):
             shares.setdefault(identity, []).append(row)
         return self._send(usable, shares, ask)
 
-    def _send(self, links: Mapping[bytes, NodeConnection], shares: Mapping[bytes, list[int]], ask: Ask) -> list[Part]:
+    def _send(self, links: Mapping[bytes, NodeSession], shares: Mapping[bytes, list[int]], ask: Ask) -> list[Part]:
         parts: list[Part] = []
         for identity, rows in shares.items():
             link = links[identity]
@@ -239,7 +239,7 @@ class NodeExecutor(DrafterExecutor):
             parts.append((link, question))
         return parts
 
-    def _choose(self, id: str, usable: Mapping[bytes, NodeConnection], loads: Mapping[bytes, float]) -> bytes:
+    def _choose(self, id: str, usable: Mapping[bytes, NodeSession], loads: Mapping[bytes, float]) -> bytes:
         """The node for a request: the node that has its tokens, or the node with the least predicted time."""
         best = min(usable, key=lambda identity: loads[identity] + usable[identity].times.predict(1.0))
         home = self._homes.get(id)

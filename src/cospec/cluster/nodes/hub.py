@@ -15,7 +15,7 @@ from typing import Any
 from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import secure_verifier
-from cospec.cluster.nodes.node_connection import NodeConnection
+from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     MAX_BYTES,
@@ -61,7 +61,7 @@ class NodeSlot:
     method: str
     samples: bool
     busy: float = 0.0
-    links: dict[bytes, NodeConnection] = field(default_factory=dict)
+    links: dict[bytes, NodeSession] = field(default_factory=dict)
 
 
 class NodeHub:
@@ -75,7 +75,7 @@ class NodeHub:
         self.options, self.vocab_size, self.clock = options, vocab_size, clock
         self.slots: dict[str, NodeSlot] = {}
         self.address = ""
-        self._links: dict[bytes, tuple[NodeSlot, NodeConnection]] = {}
+        self._links: dict[bytes, tuple[NodeSlot, NodeSession]] = {}
         self._banned: dict[str, tuple[int, float]] = {}  # how often, and until when, by user
         self._users: dict[bytes, str] = {}  # the authenticated user of a connection
         self._socket: Any = None
@@ -269,7 +269,7 @@ class NodeHub:
     def _accept(self, identity: bytes, hello: NodeHello) -> None:
         slot = self.slots[hello.drafter]
         times = ResponseTimes(self.options.quantile, self.options.deadline)
-        link = NodeConnection(hello, self.vocab_size, slot.samples and self.options.trusted, self.clock, times)
+        link = NodeSession(hello, self.vocab_size, slot.samples and self.options.trusted, self.clock, times)
         link.heard = self.clock()
         self._links[identity] = slot, link
         slot.links[identity] = link
@@ -316,7 +316,7 @@ class NodeHub:
     def _tell(self, identity: bytes, message: NodeMessage) -> None:
         self.send(identity, self._messages.encode(message))
 
-    def _drop(self, identity: bytes, link: NodeConnection) -> None:
+    def _drop(self, identity: bytes, link: NodeSession) -> None:
         """Forget a node; what it was asked for is lost."""
         if link.gone:
             return
@@ -332,7 +332,7 @@ def _user(frame: Any) -> str:
     return str(frame.get("User-Id"))
 
 
-def _status(slot: NodeSlot, link: NodeConnection) -> dict[str, Any]:
+def _status(slot: NodeSlot, link: NodeSession) -> dict[str, Any]:
     return {
         "node": link.hello.node,
         "drafter": slot.name,
@@ -348,7 +348,7 @@ def _status(slot: NodeSlot, link: NodeConnection) -> dict[str, Any]:
     }
 
 
-def _state(link: NodeConnection) -> str:
+def _state(link: NodeSession) -> str:
     if link.quarantine:
         return "quarantined"
     return "ready" if link.usable else "late"

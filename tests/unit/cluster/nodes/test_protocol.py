@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cospec.cluster.nodes import node_connection, request_copies
+from cospec.cluster.nodes import node_session, request_copies
 from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.wire import TokensUpdate
 from cospec.core.types import Commit
@@ -76,7 +76,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(place=PLACE, node=st.booleans(), byte=st.integers(3, 400), bit=st.integers(0, 7))
     def damage(self, place: int, node: bool, byte: int, bit: int) -> None:
         frames = self.network.to_node if node else self.network.to_verifier
-        if frames and self.damaged < node_connection.MOST_DAMAGED:
+        if frames and self.damaged < node_session.MOST_DAMAGED:
             self.damaged += 1
             frame = bytearray(frames[place % len(frames)])
             frame[3 + byte % (len(frame) - 3)] ^= 1 << bit
@@ -165,7 +165,7 @@ def test_repeated_and_late_answers_are_ignored() -> None:
 
 def test_a_node_that_never_answers_is_asked_no_more() -> None:
     network = Network()
-    for count in range(node_connection.MISSES):
+    for count in range(node_session.MISSES):
         assert network.link.usable, count
         question = network.ask([context("a", [1] * (count + 1))])
         network.now += 11.0

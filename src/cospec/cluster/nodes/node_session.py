@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class NodeConnection:
+class NodeSession:
     """The verifier's side of one node.
 
     Attributes:
