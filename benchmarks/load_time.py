@@ -48,7 +48,7 @@ def make_models(folder: Path) -> list[Path]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from cospec.models.files.gguf_writer import write_gguf
-    from cospec.models.files.source_selection import open_source
+    from cospec.models.files.weight_source_selection import open_source
 
     floats, blocks = folder / "bf16", folder / "q4_0.gguf"
     if not floats.exists():

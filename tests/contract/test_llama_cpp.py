@@ -16,7 +16,7 @@ from cospec.bench.timing import Params, Prompt
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_writer import write_gguf
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.perplexity import perplexity
 from cospec.native import operators

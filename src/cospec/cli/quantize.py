@@ -29,7 +29,7 @@ def quantize(
     from cospec.config import EngineConfig
     from cospec.models.checkpoint import resolve
     from cospec.models.files.gguf_writer import write_gguf
-    from cospec.models.files.source_selection import open_source
+    from cospec.models.files.weight_source_selection import open_source
 
     check_file(output, "OUT.gguf", ".gguf")
     set_threads(EngineConfig.build(present(threads=threads)).threads)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.kv_cache_dtype import cache_dtype, dtype_name
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype

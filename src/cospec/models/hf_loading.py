@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cospec.errors import ModelError
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.lora import base_folder
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cospec.errors import ModelError
 from cospec.models.checkpoint import ZOO
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.linear import LINEAR, choose_linear
 from cospec.models.weights.bf16 import Bf16
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format

@@ -20,7 +20,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.models.files.source import block_format
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
 from cospec.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ from cospec.errors import InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_writer import write_gguf
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.perplexity import perplexity
 from harness.gguf_files import write_model

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.files.source import block_format
-from cospec.models.files.source_selection import open_source
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import LoadOptions, load_model
 from cospec.models.weights.fp32 import Fp32
 
