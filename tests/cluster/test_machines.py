@@ -70,7 +70,7 @@ def replicas(pid: int) -> list[int]:
 def engine_seconds(pid: int) -> float:
     """Seconds of processor time of all engines below a process."""
     commands = descendants(pid).items()
-    engines = [child for child, command in commands if "cospec.runtime.engine_core" in command]
+    engines = [child for child, command in commands if "cospec.runtime.engine_process_main" in command]
     return sum(sum(psutil.Process(engine).cpu_times()[:2]) for engine in engines)
 
 
