@@ -198,6 +198,7 @@ def test_a_configuration_forces_an_instruction_set() -> None:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer has an allocator of its own")
 def test_freed_memory_returns_to_the_system() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
