@@ -1,4 +1,4 @@
-"""GGUF files with random weights in the shapes of known models, written without a model at hand.
+"""GGUF files with random weights in the shapes of known models.
 
 With ``successors``, greedy decoding follows a given table of next tokens, whatever the layers compute. The row of the
 output layer for a successor is the embedding of its predecessor. The embedding outweighs the sum of the layers, and

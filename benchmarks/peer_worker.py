@@ -69,7 +69,7 @@ class OpenVino:
 
 
 class CTranslate2:
-    """CTranslate2 with weights of 8 bits, which its converter writes beside the folder of ``weights``."""
+    """CTranslate2 with weights of 8 bits, which its converter writes next to the folder of ``weights``."""
 
     package = "ctranslate2"
 

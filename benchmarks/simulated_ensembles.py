@@ -1,4 +1,4 @@
-"""Simulated speed of ensembles beside the measured speed of ``benchmarks.collaborative``.
+"""Simulated speed of ensembles, compared with the measured speed of ``benchmarks.collaborative``.
 
 Run ``python -m benchmarks.simulated_ensembles``. Each stored row gives the inputs: the acceptance of each member's
 proposals, the ratio of forward times, the schedule that the policy chose, and the batch. The target's stored time model

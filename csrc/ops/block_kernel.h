@@ -136,7 +136,7 @@ template <class F> struct BlockTile {
 template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
     typedef Layout<F> L;
     // Bytes go to L2: with prefetches to L1 or none, one row of 8 bits read 0.7 to 0.9 of what plain loads read.
-    // Half bytes go to L1, because they reached the speed of plain loads that way alone.
+    // Half bytes go to L1: with prefetches to L2, some numbers of rows were slower (AMD EPYC).
     constexpr int LEVEL = F::LOW == 8 ? 2 : 3;
     V total[ROWS][HALVES];
     UNROLL_FOR (int r = 0; r < ROWS; r++)

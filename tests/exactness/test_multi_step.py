@@ -15,24 +15,14 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep, why_not
 from cospec.native.verifier import words_of
-from harness.llamas import llama_engine, load, write_pair
+from harness.llamas import llama_engine, load
 from harness.methods import override
 from harness.native_steps import SHAPES, calls, engine_of, readable, requests, uneven, written
 
-pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
-
-
-@pytest.fixture(autouse=True)
-def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls run as many steps on a busy machine."""
-    monkeypatch.setattr("cospec.native.multi_step.SECONDS", 1e9)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
+pytestmark = [
+    pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels"),
+    pytest.mark.usefixtures("no_time_limit"),
+]
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))

@@ -16,26 +16,16 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.native import library
-from harness.llamas import llama_engine, load, write_pair
+from harness.llamas import llama_engine, load
 from harness.methods import override
 from harness.native_steps import SHAPES, calls, requests, uneven, written
 from harness.pools import pool_engine, pool_of
 
-pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+pytestmark = [
+    pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels"),
+    pytest.mark.usefixtures("no_time_limit"),
+]
 K = 3
-
-
-@pytest.fixture(autouse=True)
-def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls run as many steps on a busy machine."""
-    monkeypatch.setattr("cospec.native.multi_step.SECONDS", 1e9)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
 
 
 def pool(folders: tuple[Path, Path], combiner: str = "vote") -> PoolDrafter:

@@ -15,7 +15,25 @@ from cospec.simulation.simulated_drafter import SimulatedDrafter
 LONGEST = 8
 
 
-class Oracle(Policy):
+class PlannedOnly(Policy):
+    """A policy that keeps every draft and learns nothing."""
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """Keep every draft."""
+        return drafts
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def learn(self) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+
+class Oracle(PlannedOnly):
     """Drafts exactly the tokens that will be accepted, if worthwhile: the upper bound of every policy for chains."""
 
     def __init__(self, drafter: SimulatedDrafter, target: ForwardLatency, draft: ForwardLatency, longest: int) -> None:
@@ -42,25 +60,11 @@ class Oracle(Policy):
                 best, most = speed, length
         return [DraftBudget(min(each, most), min(each, most)) for each in right]
 
-    def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Keep every draft."""
-        return drafts
-
-    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Nothing to learn."""
-
-    def learn(self) -> None:
-        """Nothing to learn."""
-
-    def gauges(self) -> Mapping[str, float]:
-        """None."""
-        return {}
-
     def _right(self, sequence: RequestState) -> int:
         return self._drafter.correct_tokens(sequence.id, sequence.output_len, self._longest)
 
 
-class Random(Policy):
+class Random(PlannedOnly):
     """A random length from 0 to the longest for each sequence and step, drawn by seed."""
 
     def __init__(self, longest: int, seed: int) -> None:
@@ -70,20 +74,6 @@ class Random(Policy):
         """Draw the lengths."""
         lengths = [self._random.randint(0, self._longest) for _ in load.ready]
         return [DraftBudget(length, length) for length in lengths]
-
-    def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Keep every draft."""
-        return drafts
-
-    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Nothing to learn."""
-
-    def learn(self) -> None:
-        """Nothing to learn."""
-
-    def gauges(self) -> Mapping[str, float]:
-        """None."""
-        return {}
 
 
 class RecordedPolicy(Policy):

@@ -155,7 +155,7 @@ def test_equations_as_printed_and_corrected(room: Room) -> None:
 
 
 def test_figures_beside_a_formula_are_drawn(room: Room) -> None:
-    """A figure beside an equation comes from draws, not from the equation again."""
+    """What an equation gives is compared with draws, not with the equation again."""
     assert room.cos.least_acceptance(0.3, draws=2000) == pytest.approx(0.3, abs=0.005)
     chance = np.random.default_rng(1)
     words = room.smartspec_figures.drawn_rates(chance, 0.7, 5, draws=20_000)
