@@ -82,7 +82,7 @@ class SlowTarget:
 class Slow(Drafter):
     """A drafter that takes at least some seconds per draft token."""
 
-    samples, drafts_ahead, reads_states, learns = True, True, False, True
+    samples, drafts_ahead, reads_hidden_states, learns = True, True, False, True
 
     def __init__(self, drafter: Drafter, seconds: float) -> None:
         self.name, self._drafter, self._seconds = drafter.name, drafter, seconds

@@ -138,6 +138,16 @@ void after_fork() { current.store(new ThreadPool(current.load()->size)); }
 
 const int fork_handler = pthread_atfork(nullptr, nullptr, after_fork);
 
+// Another thread may replace the pool while this thread waits for the lock; the workers of the old pool leave.
+ThreadPool* lock_current() {
+    for (;;) {
+        ThreadPool* p = current.load();
+        pthread_mutex_lock(&p->run_lock);
+        if (!p->stopping) return p;
+        pthread_mutex_unlock(&p->run_lock);
+    }
+}
+
 }  // namespace
 
 void Team::barrier() const {
@@ -167,10 +177,9 @@ bool Team::take(long count, long least, long* from, long* to) const {
 }
 
 void thread_pool_run(PoolTask work, void* context, int threads) {
-    ThreadPool* p = current.load();
+    if (threads <= 1 || num_threads() <= 1) return work(context, Team{0, 1, current.load()});
+    ThreadPool* p = lock_current();
     if (threads > p->size) threads = p->size;
-    if (threads <= 1) return work(context, Team{0, 1, p});
-    pthread_mutex_lock(&p->run_lock);
     start_workers(p);
     keep_workers_off_caller(p);
     p->work = work;
@@ -187,12 +196,12 @@ void thread_pool_run(PoolTask work, void* context, int threads) {
 
 void set_num_threads(int threads) {
     threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
-    ThreadPool* old = current.load();
-    if (threads == old->size) return;
-    pthread_mutex_lock(&old->run_lock);
-    current.store(new ThreadPool(threads));
-    old->stopping = true;
-    start_epoch(old);
+    ThreadPool* old = lock_current();
+    if (threads != old->size) {
+        current.store(new ThreadPool(threads));
+        old->stopping = true;
+        start_epoch(old);
+    }
     pthread_mutex_unlock(&old->run_lock);
 }
 

@@ -136,7 +136,7 @@ class LinkConfig(Options):
 
     Attributes:
         delay: seconds in one direction.
-        jitter: seconds that a random part of is added to each delay. Messages keep their order.
+        jitter: maximum of a random delay in seconds, added to each message. Messages keep their order.
         loss: the probability that a message is lost and sent again, which costs 0.2 s and two delays.
         bandwidth: bytes per second; None for no limit.
         result_delay: seconds of the link from the last stage to the engine.

@@ -387,11 +387,13 @@ def test_states_are_what_the_logits_are_read_from(runner: str) -> None:
     need("native" if runner == "native" else "torch")
     if runner == "transformers":
         inner = adapted("llama")
-        model = hf.packed_model("llama", inner, empty_cache(inner, by_head=True), SDPA, max_len=128, keep_states=True)
+        model = hf.packed_model(
+            "llama", inner, empty_cache(inner, by_head=True), SDPA, max_len=128, keep_hidden_states=True
+        )
     else:
         model = fused_model("llama", runner)
     reserve(model, {"a": 12, "b": 12})
     slices = SequenceSlice("a", 0, tokens_of(0, 5), (), 3), SequenceSlice("b", 0, tokens_of(1, 4), (-1, 0), 1)
     logits = model.forward(TokenBatch(slices))
-    assert model.states is not None and model.states.shape == (5, reference("llama").config.hidden_size)
-    assert_close(model.states @ reference("llama").lm_head.weight.float().T, logits)
+    assert model.hidden_states is not None and model.hidden_states.shape == (5, reference("llama").config.hidden_size)
+    assert_close(model.hidden_states @ reference("llama").lm_head.weight.float().T, logits)

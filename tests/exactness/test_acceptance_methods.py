@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cospec.registry import ACCEPTANCE_METHODS
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.tables import Tables
 
 EXACT = 1e-12

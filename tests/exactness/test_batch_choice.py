@@ -24,7 +24,7 @@ from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.overlap import under
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool

@@ -14,8 +14,8 @@ from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, Speculation, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.sampling_params import SamplingParams
+from harness.enumerated_draws import OutputDistribution
 from harness.llamas import distribution_of, llama_engine, load, seeded, write_pair
-from harness.oracle import OutputDistribution
 from harness.statistics import coarse_fit
 from harness.toys import run_all, tokens_of, verifier_of
 

@@ -18,7 +18,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, Mix, adaptive, contrastive, ensemble_engine, powers, rolling, toys, weighted
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import (
     ScriptedDrafter,

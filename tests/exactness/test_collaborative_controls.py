@@ -21,7 +21,7 @@ from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, adaptive, ensemble_engine, toys, weighted
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law, make_request, run_all, with_pool
 

@@ -17,7 +17,7 @@ from cospec.ensemble.verifier import EnsembleVerifier
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, Mix, contrastive, ensemble_engine, toys, weighted
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, with_pool
 

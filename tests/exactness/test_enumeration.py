@@ -18,7 +18,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, enumerated_law_among, toy_engine, with_pool
 

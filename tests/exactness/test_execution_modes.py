@@ -20,7 +20,7 @@ from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from harness.oracle import Unsound, total_variation
+from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import MODES, Picky, under
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool

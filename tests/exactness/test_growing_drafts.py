@@ -21,7 +21,7 @@ from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law_among, with_pool
 

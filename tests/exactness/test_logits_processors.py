@@ -14,7 +14,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.logits_processors.states import ProcessorStates, RequestProcessors
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.processors import ProcessedTable, registered
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, with_pool

@@ -21,7 +21,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetPr
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, BranchTrace, Unsound, total_variation
+from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request

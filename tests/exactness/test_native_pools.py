@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.native import library
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 from harness.llamas import llama_engine, load
 from harness.methods import override
 from harness.native_steps import SHAPES, calls, requests, uneven, written
@@ -28,9 +31,12 @@ pytestmark = [
 K = 3
 
 
-def pool(folders: tuple[Path, Path], combiner: str = "vote") -> PoolDrafter:
+def pool(folders: tuple[Path, Path], combiner: str = "vote", pages: int = 200) -> PoolDrafter:
     """One drafter per request, of a drafter that is the target, of a similar one, and of prompt lookup."""
-    drafters = {"near": ModelDrafter(load(folders[1])), "itself": ModelDrafter(load(folders[0]))}
+    drafters = {
+        "near": ModelDrafter(load(folders[1], pages=pages)),
+        "itself": ModelDrafter(load(folders[0], pages=pages)),
+    }
     made = pool_of({**drafters, "copy": NgramDrafter(2, 4)}, combiner, "hedge", 64)
     return PoolDrafter(made.members, made.combiner, made.routing, PoolContext(64, made.setting.clock, at_most=1))
 
@@ -121,3 +127,48 @@ def test_asking_changes_nothing(folders: tuple[Path, Path]) -> None:
         answers = [made.drafts_alone(context, budget) for _ in range(2)]
         assert answers[0] == answers[1] and isinstance(answers[0], str) != alone
         assert before == (record.weights.rounds, record.weights.idle, record.base, record.candidate_sets)
+
+
+def arrivals(number: int) -> list[Request]:
+    """Requests of many lengths, some of which Python edits."""
+    draw, asked = random.Random(number), list[Request]()
+    for place in range(10):
+        bias = {1: 0.5} if draw.random() < 0.3 else None
+        params = SamplingParams(temperature=0, max_tokens=draw.randint(20, 60), logit_bias=bias)
+        prompt = [draw.randrange(64) for _ in range(draw.randint(3, 40))]
+        asked += [replace(each, streams=True) for each in make_requests(f"q{place}", prompt, params)]
+    return asked
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_drafts_in_python_may_take_the_pages_of_native_drafts(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """``supports`` counts free pages before Python drafts for other requests of the step."""
+    asked = arrivals(number)
+    plain = written(llama_engine(load(folders[0]), None, k=0), asked)
+    for pages in (12, 20, 30):
+        made = pool_engine(load(folders[0]), pool(folders, pages=pages), k=K, max_nodes=8)
+        assert tokens(written(made, asked, gap=2)) == tokens(plain)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+def test_a_failing_drafter_costs_the_others_no_step(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A drafter raises while Python drafts for one request; the native drafts of the same step were planned before."""
+    asked = requests(SHAPES["greedy"], streams=True)
+    last = replace(asked[-1], sampling=replace(asked[-1].sampling, logit_bias={1: 0.5}, max_tokens=40))
+    asked = [*asked[:-1], last]
+    plain = written(llama_engine(load(folders[0]), None, k=0), asked)
+    drafter = pool(folders)
+    for member in drafter.members:
+
+        def fail(contexts: Any, budgets: Any, propose: Any = member.drafter.propose) -> Any:
+            if any(context.id == last.id for context in contexts):
+                raise RuntimeError("this request breaks the drafter")
+            return propose(contexts, budgets)
+
+        override(member.drafter, propose=fail)
+    assert tokens(written(engine(folders, drafter), asked, gap=2)) == tokens(plain)
+    assert not [each for each in caplog.records if each.exc_info and each.name == "cospec.core.engine"]

@@ -13,8 +13,8 @@ from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Specula
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
+from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.node_network import Fault, away, every_fault, settle
-from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, make_request, run_all, tokens_of, toy_engine

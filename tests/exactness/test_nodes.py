@@ -14,8 +14,8 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
+from harness.enumerated_draws import total_variation
 from harness.node_network import Network, drafts_of, every_fault, settle
-from harness.oracle import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, unmixed
 
@@ -28,7 +28,7 @@ Fault = Callable[[DraftContext, Network], None]
 class Remote(Drafter):
     """A drafter at the other end of the protocol. Each request is a question, whose messages ``fault`` carries."""
 
-    name, samples, drafts_ahead, reads_states, learns = "remote", True, False, False, False
+    name, samples, drafts_ahead, reads_hidden_states, learns = "remote", True, False, False, False
 
     def __init__(self, drafter: Drafter, fault: Fault) -> None:
         self.network, self.fault, self.drafts = Network(drafter, V, samples=True), fault, 0

@@ -28,7 +28,7 @@ from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Off
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
-from harness.oracle import Unsound, total_variation
+from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import Peeking, Picky, under
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool

@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
+from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, enumerated_law, make_request, toy_engine
@@ -152,7 +152,7 @@ def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
 class MoreConfident(Drafter):
     """The biased shortcut: of two drafters that draw a token each, the surer one's is taken, with its own q."""
 
-    name, samples, reads_states, drafts_ahead, learns = "shortcut", True, False, True, False
+    name, samples, reads_hidden_states, drafts_ahead, learns = "shortcut", True, False, True, False
 
     def __init__(self, compares: bool = True) -> None:
         self._models = (ToyModel(3, order=1, seed=5, sharpness=1.5), ToyModel(3, order=2, seed=7, sharpness=1.0))

@@ -22,7 +22,7 @@ from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
-from harness.oracle import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
+from harness.enumerated_draws import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
 from harness.pools import pool_of
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, run_all, tokens_of, toy_engine

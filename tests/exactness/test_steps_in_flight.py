@@ -20,8 +20,8 @@ from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
+from harness.enumerated_draws import total_variation
 from harness.in_flight import Disturbed, QueuedVerifier, most_in_flight, run_disturbed, with_steps_in_flight
-from harness.oracle import total_variation
 from harness.overlap import MODES, under
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, with_pool

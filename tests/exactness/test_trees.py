@@ -19,7 +19,7 @@ from cospec.drafters import dynamic_tree
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, BranchTrace, Unsound, enumerate_runs, total_variation
+from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, verifier_of
 

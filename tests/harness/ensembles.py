@@ -19,8 +19,8 @@ from cospec.core.plugin_base import Drafter
 from cospec.ensemble import proposer
 from cospec.ensemble.ensemble import LoadedModels
 from cospec.models.toy import ToyModel
+from harness.enumerated_draws import BranchingRandom
 from harness.methods import override
-from harness.oracle import BranchingRandom
 from harness.reference import normalised
 
 SPECULATIVE = (

@@ -20,7 +20,7 @@ from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from harness.oracle import OutputDistribution
+from harness.enumerated_draws import OutputDistribution
 from harness.reference import normalised, truncated
 from harness.toys import run_all, tokens_of
 

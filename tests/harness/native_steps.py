@@ -57,12 +57,16 @@ def readable(folders: tuple[Path, Path], acceptance_method: str, k: int, pages: 
     return engine_of(folders, acceptance_method, k, pages, "off")
 
 
-def written(engine: Engine, asked: list[Request]) -> dict[str, list[Any]]:
-    """What each output came to be; the times are left out."""
-    for request in asked:
-        engine.add(request)
+def written(engine: Engine, asked: list[Request], gap: int = 0) -> dict[str, list[Any]]:
+    """What each output came to be; the times are left out. ``gap``: steps from one arrival to the next."""
     told: dict[str, list[Event]] = {}
-    while engine.has_work:
+    waiting, steps = list(asked), 0
+    while waiting or engine.has_work:
+        while waiting and (not gap or steps % gap == 0):
+            engine.add(waiting.pop(0))
+            if gap:
+                break
+        steps += 1
         for event in engine.step():
             told.setdefault(event.id, []).append(event)
         engine.check_integrity()

@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0)
 class Echo(Drafter):
     """Drafts tokens that depend on all known tokens, so that a draft shows which tokens its drafter read."""
 
-    name, samples, drafts_ahead, reads_states, learns = "echo", False, True, False, False
+    name, samples, drafts_ahead, reads_hidden_states, learns = "echo", False, True, False, False
 
     def __init__(self) -> None:
         self.freed: list[str] = []

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cospec.sampling_params import SamplingParams
-from harness.oracle import OutputDistribution
+from harness.enumerated_draws import OutputDistribution
 
 
 class Table(Protocol):

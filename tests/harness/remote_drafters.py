@@ -53,7 +53,7 @@ class Doomed(NgramDrafter):
 class Recording(Drafter):
     """Drafts the tokens that it is given, and writes each call into a file; some ids make it sleep or raise."""
 
-    name, samples, drafts_ahead, reads_states, learns = "recording", False, True, False, False
+    name, samples, drafts_ahead, reads_hidden_states, learns = "recording", False, True, False, False
 
     def __init__(self, log: Path) -> None:
         self._log = log

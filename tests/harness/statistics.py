@@ -11,7 +11,7 @@ from scipy.stats import chi2, chisquare
 
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import OutputDistribution
+from harness.enumerated_draws import OutputDistribution
 from harness.reference import next_law
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cospec.core.rng import Floats
-from harness.oracle import BranchTrace, OutputDistribution, Unsound
+from harness.enumerated_draws import BranchTrace, OutputDistribution, Unsound
 
 DEPENDS = "a choice depends on what was drawn ahead in its own step"
 

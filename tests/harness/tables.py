@@ -11,7 +11,7 @@ import numpy as np
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams
 from cospec.core.types import Draft, TargetProbs
-from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs
+from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs
 
 Words = tuple[int, ...]
 

@@ -18,7 +18,7 @@ from cospec.core.verifier import TargetVerifier
 from cospec.models.block_manager import BlockPool
 from cospec.models.toy import EMPTY, ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, branching_sample
+from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, branching_sample
 from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
@@ -186,7 +186,7 @@ def enumerated_law_among(
 class ScriptedDrafter(Drafter):
     """Proposes the same tree every time, cut to the budget."""
 
-    name, samples, reads_states, drafts_ahead, learns = "scripted", False, False, True, False
+    name, samples, reads_hidden_states, drafts_ahead, learns = "scripted", False, False, True, False
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         self._tokens = tuple(tokens)

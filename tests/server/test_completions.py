@@ -205,3 +205,22 @@ def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder: Path) 
             offsets += choice["logprobs"]["text_offset"]
         output.take(event)
     assert offsets == [0, 1, 2]
+
+
+def test_prompts_of_several_choices_are_scored_once(server: Running) -> None:
+    body = {"prompt": ["ab", "cd"], "prompt_logprobs": 1, "max_tokens": 1, "n": 2}
+    choices = server.post("/v1/completions", **body).json()["choices"]
+    assert ["prompt_logprobs" in choice for choice in choices] == [True, False, True, False]
+
+
+def test_echoed_log_probabilities_of_several_choices_are_bounded(server: Running) -> None:
+    body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2}
+    choices = server.post("/v1/completions", **body).json()["choices"]
+    assert [choice["logprobs"]["tokens"][:3] for choice in choices] == [["a", "b", "c"]] * 2
+    answer = server.post("/v1/completions", **body | {"prompt": ["a" * 150] * 2, "n": 60})
+    assert answer.status_code == 400 and "16384 tokens in the prompts" in answer.json()["error"]["message"]
+
+
+def test_numbers_of_choices_with_thousands_of_digits_are_refused(server: Running) -> None:
+    answer = server.post("/v1/completions", prompt=["a"] * 2, n=int("9" * 4000), max_tokens=1)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"

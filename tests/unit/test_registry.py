@@ -23,7 +23,7 @@ WHOLE: dict[str, tuple[PluginTable[Any], type[Any], tuple[str, ...]]] = {
     "drafter": (
         DRAFTERS,
         NgramDrafter,
-        ("Options", "samples", "drafts_ahead", "reads_states", "learns", "build", "propose"),
+        ("Options", "samples", "drafts_ahead", "reads_hidden_states", "learns", "build", "propose"),
     ),
     "policy": (
         POLICIES,

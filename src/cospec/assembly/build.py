@@ -94,9 +94,9 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     speculative = resolve_speculation(config)
     _check(speculative)
     models = [(str(path), options), *_drafting(speculative, config.model, options)]
-    options = replace(options, budget=cache_budget(models), keep_states=_reads_states(speculative))
+    options = replace(options, budget=cache_budget(models), keep_hidden_states=_reads_hidden_states(speculative))
     target, end_target = load_target(config, models, options)
-    options = replace(options, keep_states=False)
+    options = replace(options, keep_hidden_states=False)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(
         target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
@@ -160,7 +160,7 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     speculative = _as_drafter(config.speculative_config or SpeculativeConfig())
     _check(speculative)
     check_speculation(speculative, config.collaboration)
-    if _reads_states(speculative):
+    if _reads_hidden_states(speculative):
         raise InvalidInput("speculative_config.method", speculative.method, "a drafter without the target's states")
     paths, options = [resolve(name) for name in given], replace(load_options(config), max_model_len=None)
     for name, path in zip(given, paths, strict=True):
@@ -297,9 +297,9 @@ def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str
     return found
 
 
-def _reads_states(speculative: SpeculativeConfig) -> bool:
+def _reads_hidden_states(speculative: SpeculativeConfig) -> bool:
     """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
-    return any(DRAFTERS.load(method).reads_states for _, method, _ in _methods(speculative))
+    return any(DRAFTERS.load(method).reads_hidden_states for _, method, _ in _methods(speculative))
 
 
 def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[tuple[str, LoadOptions]]:

@@ -179,7 +179,7 @@ def connect(
         tokenizer=text.tokenizer,
         model_path=text.path,
         clock=clock,
-        weights=drafter.weights if drafter else dict,
+        drafter_weights=drafter.weights if drafter else dict,
         closers=drafting.closers,
         multi_step=drafting.multi_step,
     )

@@ -74,7 +74,7 @@ def _read(drafter: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     method = drafter.get("method", "draft_model")
     DRAFTERS.check(method, field="drafter: method")
     cls = DRAFTERS.load(method)
-    if cls.is_pool or cls.reads_states:
+    if cls.is_pool or cls.reads_hidden_states:
         raise InvalidInput("drafter: method", method, "a method without pool and without hidden states of the target")
     name = drafter.get("name", method)
     if not isinstance(name, str) or not name.strip():

@@ -37,7 +37,7 @@ def load_target(
     stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
     if stages == ranks == 1:
         return load_model(name, options), _nothing
-    if options.keep_states:
+    if options.keep_hidden_states:
         raise InvalidInput("pipeline_parallel_size", stages, "1 for a drafter that reads the target's states")
     if len(config.stage_hosts) not in (1, stages):
         raise InvalidInput("stage_hosts", list(config.stage_hosts), f"one address, or {stages}")

@@ -50,7 +50,7 @@ class EngineComponents:
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
     models: tuple[Model, ...] = ()  # the same
-    weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
+    drafter_weights: Callable[[], Mapping[str, float]] = dict  # of the drafters of a pool, by name
     nodes: Callable[[], list[dict[str, Any]]] = list  # the status of drafter nodes
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
     multi_step: MultiStepRunner | None = None
@@ -260,7 +260,7 @@ class Engine:
             steps_in_flight=len(self._in_flight),
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
             nodes=self.parts.nodes(),
-            drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
+            drafter_weights={name: float(value) for name, value in self.parts.drafter_weights().items()},
             drafts_ahead=dict(self.execution_mode.info.drafts_ahead),
             execution_mode_info={
                 "execution_mode": self.execution_mode.info.name,

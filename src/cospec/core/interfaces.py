@@ -91,7 +91,7 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     device: torch.device  # of its logits and states
-    states: Tensor | None  # [R, hidden], before the head, of the latest forward; None: not kept
+    hidden_states: Tensor | None  # [R, hidden], before the head, of the latest forward; None: not kept
 
     @property
     def pages(self) -> BlockManager: ...

@@ -166,7 +166,7 @@ class OutputProcessor:
             nodes,
             sequence.finish,
             rejected,
-            step_output.state,
+            step_output.hidden_state,
             ranks,
         )
         if not request.streams and ending is None:

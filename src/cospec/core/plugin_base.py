@@ -65,7 +65,7 @@ class Drafter(ABC):
         build: ``build(options, build_context)`` makes a drafter, see ``drafters.interfaces``.
         samples: True: draws tokens from a q; False: chooses them (point mass).
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
-        reads_states: commits have to carry the target's hidden states.
+        reads_hidden_states: commits have to carry the target's hidden states.
         learns: drafts of one request depend on what other requests wrote.
         trusted: False: runs on machines that may be hostile, so seeds of acceptance tests stay secret.
         capabilities: what a policy may ask for, and what takes time.
@@ -84,7 +84,7 @@ class Drafter(ABC):
     build: ClassVar[Callable[..., Any]]
     samples: bool
     drafts_ahead: bool
-    reads_states: bool
+    reads_hidden_states: bool
     learns: bool
     trusted: bool = True
     capabilities: DrafterCapabilities = DrafterCapabilities()

@@ -247,9 +247,9 @@ class Scheduler:
                 return 1
             if entry.budget.depth and not self.limits.multi_step_drafts:
                 return 1
-        return steps if all([self._has_room(entry, steps) for entry in entries]) else 1
+        return steps if all([self._reserve_steps(entry, steps) for entry in entries]) else 1
 
-    def _has_room(self, entry: ScheduledRequest, steps: int) -> bool:
+    def _reserve_steps(self, entry: ScheduledRequest, steps: int) -> bool:
         """Make room for so many steps, or for all tokens that the sequence may still write."""
         sequence = entry.sequence
         more = min(steps * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))

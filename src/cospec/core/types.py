@@ -239,7 +239,7 @@ class ScheduledRequest:
     budget: DraftBudget
 
     @property
-    def reaches_end(self) -> bool:
+    def samples_token(self) -> bool:
         """Whether the step computes the last known token, so that the request samples a token."""
         return self.sequence.computed + self.num_tokens == len(self.sequence.tokens)
 
@@ -343,7 +343,7 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     divergences: tuple[float, ...] = ()  # of the result's tokens, where a relaxed blend is the target
-    state: object = None  # ``Tensor [H]``: hidden state that the result's token was sampled from; see ``Model.states``
+    hidden_state: object = None  # ``Tensor [H]``, from which the last token was sampled; see ``Model.hidden_states``
     model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 
 
@@ -359,7 +359,7 @@ class Commit:
         drafted: nodes that were verified.
         rejected: a draft token was rejected, so ``len(path)`` is where the draft failed, not where the draft ended.
         ranks: ``[len(path)]``, the place of each accepted node among its siblings; empty for a chain.
-        state: see ``StepOutput.state``.
+        hidden_state: see ``StepOutput.hidden_state``.
     """
 
     id: str
@@ -370,7 +370,7 @@ class Commit:
     drafted: int = 0
     finish: FinishReason | None = None
     rejected: bool = False
-    state: object = None
+    hidden_state: object = None
     ranks: tuple[int, ...] = ()
 
 

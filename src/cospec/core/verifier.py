@@ -158,7 +158,7 @@ class TargetVerifier:
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
         """Return the draft if its base is the known tokens and the acceptance method verifies its shape, else None."""
-        if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
+        if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.samples_token:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
             return None
@@ -183,11 +183,11 @@ class TargetVerifier:
             return StepOutput(entry, None, None, prompt_logprobs=prompt)
         own = () if params.logprobs is None else _logprobs(task, result, logits)
         state = None
-        if self.model.states is not None:
-            state = self.model.states[
+        if self.model.hidden_states is not None:
+            state = self.model.hidden_states[
                 task.verified_rows.start + 1 + result.path[-1] if result.path else task.verified_rows.start
             ]
-        return StepOutput(entry, draft, result, own, prompt, state=state)
+        return StepOutput(entry, draft, result, own, prompt, hidden_state=state)
 
 
 def with_divergences(

@@ -31,7 +31,7 @@ class ShardedModel:
 
     dtype = torch.float32
     device = torch.device("cpu")  # of the logits
-    states: Tensor | None = None
+    hidden_states: Tensor | None = None
     has_rollout = False
     native_forward: NativeForward | None = None
 

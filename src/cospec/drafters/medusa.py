@@ -90,7 +90,7 @@ class MedusaDrafter(Drafter):
     """
 
     samples = False
-    reads_states = True
+    reads_hidden_states = True
     drafts_ahead = False
     learns = False
     capabilities = DrafterCapabilities(single_pass=True, trees=True)
@@ -138,8 +138,8 @@ class MedusaDrafter(Drafter):
     def commit(self, commits: Sequence[Commit]) -> None:
         """Store the newest state of each sequence."""
         for commit in commits:
-            if isinstance(commit.state, Tensor):
-                self._states[commit.id] = (commit.base_len + len(commit.tokens), commit.state)
+            if isinstance(commit.hidden_state, Tensor):
+                self._states[commit.id] = (commit.base_len + len(commit.tokens), commit.hidden_state)
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences."""

@@ -69,7 +69,7 @@ class ModelDrafter(Drafter):
     """
 
     samples = True
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = True
     learns = True  # widths of trees; an instance without a calibration learns nothing
     scores_known_tokens = True

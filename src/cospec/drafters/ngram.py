@@ -65,7 +65,7 @@ class NgramDrafter(Drafter):
     """Drafts by n-gram look-up; a token costs a few dictionary look-ups."""
 
     samples = False
-    reads_states = False
+    reads_hidden_states = False
     capabilities = DrafterCapabilities(costless=True, chains=True)
     drafts_ahead = True
     learns = False

@@ -188,7 +188,7 @@ class SuffixDrafter(Drafter):
     """Drafts by suffix look-up; a token costs a few dictionary look-ups."""
 
     samples = False
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = False
     learns = True
     capabilities = DrafterCapabilities(costless=True, trees=True)

@@ -68,7 +68,7 @@ class SyntheticDrafter(Drafter):
 
     samples = False
     capabilities = DrafterCapabilities(costless=True, chains=True)
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = False
     learns = True
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions

@@ -65,7 +65,7 @@ class Collaborative:
             CollaborativeState(entry, members.proposal_chain(entry.sequence), members.blend(entry.sequence))
             for entry in plan.entries
         ]
-        self._compute_prompts([state for state in states if not state.entry.reaches_end or state.wants_prompt_rows])
+        self._compute_prompts([state for state in states if not state.entry.samples_token or state.wants_prompt_rows])
         waiting = [state for state in states if state.output is None]
         members.score_in_parallel(
             lambda model: self._feed(model, [state for state in waiting if model in state.blend.members])
@@ -297,7 +297,7 @@ class Collaborative:
                 if model in state.blend.members:
                     rows[state.id].append(group)
         for state in states:
-            count = int(state.entry.reaches_end)
+            count = int(state.entry.samples_token)
             output = StepOutput(state.entry, None, None)
             if state.wants_prompt_rows:
                 (output,) = members.decide(state.blend, [(state.entry, None)], [count], rows[state.id])

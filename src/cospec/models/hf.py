@@ -205,12 +205,14 @@ def read(model: Any, run: Score) -> Read:
 
 
 def packed_model(
-    name: str, model: Any, cache: KVCache, attention: AttentionBackend, max_len: int, keep_states: bool = False
+    name: str, model: Any, cache: KVCache, attention: AttentionBackend, max_len: int, keep_hidden_states: bool = False
 ) -> ModelRunner:
     """Build a Hugging Face model with the ``Model`` interface, see ``score``."""
     vocab_size = int(model.config.get_text_config().vocab_size)
     run = score(model, cache, attention)
-    return ModelRunner(name, Forwards(run, read(model, run) if keep_states else None), cache, vocab_size, max_len)
+    return ModelRunner(
+        name, Forwards(run, read(model, run) if keep_hidden_states else None), cache, vocab_size, max_len
+    )
 
 
 @torch.inference_mode()

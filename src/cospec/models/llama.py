@@ -100,11 +100,11 @@ class FusedLlama:
         runner = NativeLlama(model)
         return cls(runner, runner.vocab_size)
 
-    def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
+    def forwards(self, cache: KVCache, max_len: int, keep_hidden_states: bool = False) -> Forwards:
         """Return the entry points on one cache, for sequences of up to ``max_len`` tokens."""
         return Forwards(
             score=lambda batch: self.logits(batch, cache.layers),
-            read=(lambda batch: self.states(batch, cache.layers)) if keep_states else None,
+            read=(lambda batch: self.states(batch, cache.layers)) if keep_hidden_states else None,
             native_forward=self.runner.on(cache, max_len),
         )
 

@@ -190,7 +190,7 @@ def why_not(config: Any) -> str:
         return f"has experts with the activation {_activation(config)}"
     if dim % 8 or dim > operators.MAX_DIM:
         return f"has heads of size {dim}"
-    return f"rotates {rotated} numbers of each head" if rotated % 2 else ""
+    return f"rotates {rotated} of {dim} numbers of each head" if rotated % 2 or not 0 < rotated <= dim else ""
 
 
 def has_experts(config: Any) -> bool:

@@ -36,7 +36,7 @@ class LoadOptions:
         fused: ``auto`` runs supported Llama-family models in the hand-written forward; ``never`` runs transformers.
         instruction_set: of the CPU kernels in the process that loads the model.
         kv_cache_dtype: of keys and values; ``auto`` is the dtype of the states.
-        keep_states: keep the hidden states of every forward in ``Model.states``.
+        keep_hidden_states: keep the hidden states of every forward in ``Model.hidden_states``.
         shard: the part of the model to load, see ``load_stage``.
         num_pages: pages of the KV cache; None computes the number from the memory.
         weight_cache: of packed weights on disk; the default is off.
@@ -57,7 +57,7 @@ class LoadOptions:
     page_size: int = 16
     fused: Literal["auto", "never"] = "auto"
     instruction_set: str = "auto"
-    keep_states: bool = False
+    keep_hidden_states: bool = False
     shard: Shard = Shard()
     num_pages: int | None = None
     weight_cache: WeightCache = NO_CACHE

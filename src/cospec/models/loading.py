@@ -139,7 +139,7 @@ def _assemble(recipe: Recipe) -> Model:
         replace_linears(model, recipe.linear, recipe.format, recipe.read)
     shapes = hf.probe(model)
     attention, cache, max_len = _checked(model, shapes, config, recipe)
-    return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
+    return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_hidden_states)
 
 
 def _checked(
@@ -234,7 +234,7 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
         del weights
         torch.cuda.empty_cache()
     cache, max_len = _cache(config, shapes, attention, recipe)
-    forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
+    forwards = fused.forwards(cache, max_len, recipe.options.keep_hidden_states)
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 

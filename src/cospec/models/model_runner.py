@@ -53,7 +53,7 @@ class ModelRunner:
         self.dtype, self.device = cache.dtype, cache.device
         self.cache = cache
         self.pages: BlockManager = cache.pages
-        self.states: Tensor | None = None
+        self.hidden_states: Tensor | None = None
         self._forwards = forwards
 
     @property
@@ -78,7 +78,7 @@ class ModelRunner:
         packed = self.cache.pack(batch)
         if self._forwards.read is None:
             return self._forwards.score(packed)
-        logits, self.states = self._forwards.read(packed)
+        logits, self.hidden_states = self._forwards.read(packed)
         return logits
 
     @property

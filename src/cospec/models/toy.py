@@ -42,7 +42,7 @@ class ToyModel:
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64) * sharpness
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
         self.calls = self.rows = 0  # number of forwards, and number of tokens in them
-        self.states: Tensor | None = None
+        self.hidden_states: Tensor | None = None
         self.native_forward: NativeForward | None = None
         self.has_rollout = False
         self.pipelined_model: PipelinedModel | None = None

@@ -77,6 +77,14 @@ class _Slot:
     reads_rows: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """A drafter with pages for a request, and the tokens in its cache."""
+
+    drafter: NativeDrafter
+    cached: int
+
+
 class _Call:
     """The arguments of one call, and the arrays that the structs point to."""
 
@@ -195,10 +203,12 @@ class NativeMultiStep:
         Raises:
             RuntimeError: the library refuses the batch, because a token, a length or a page table is invalid.
         """
-        depths = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
+        planned = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
+        ahead = steps * (1 + max(planned))
+        reserved = [self._reserve(entry, ahead) if planned[place] else None for place, entry in enumerate(entries)]
+        depths = [depth if own else 0 for depth, own in zip(planned, reserved, strict=True)]
         longest = max(depths)
-        drafters = [self._drafter_of(entry) if depth else None for entry, depth in zip(entries, depths, strict=True)]
-        names = [drafter.name if isinstance(drafter, NativeDrafter) else "" for drafter in drafters]
+        names = ["" if own is None else own.drafter.name for own in reserved]
         # native drafts first, those of one drafter together, the longest first
         order = sorted(range(len(entries)), key=lambda place: (not depths[place], names[place], -depths[place]))
         call = _Call(len(depths) - depths.count(0), longest)
@@ -208,9 +218,7 @@ class NativeMultiStep:
             own = [entry for entry, depth in zip(entries, depths, strict=True) if depth]
             self._drafters.begin(own, [self._request(entry.sequence).stream_kind for entry in own])
         for place, task, part in zip(order, tasks, slices, strict=True):
-            drafter = drafters[place]
-            assert not isinstance(drafter, str), "``supports`` found a drafter"
-            self._add(call, task, part, drafter, steps * (longest + 1))
+            self._add(call, task, part, reserved[place])
         with one_torch_thread() if call.reads_rows else nullcontext():  # torch handles rows of logits alone
             return self._execute(call, 1 if drafts or call.defers else steps)
 
@@ -219,19 +227,26 @@ class NativeMultiStep:
         for id in ids:
             self._requests.pop(id, None)
 
-    def _add(
-        self, call: _Call, task: VerifyTask, part: SequenceSlice, drafter: NativeDrafter | None, ahead: int
-    ) -> None:
-        """Add a request to a call; ``drafter`` drafts in the library."""
+    def _reserve(self, entry: ScheduledRequest, ahead: int) -> _Reserved | None:
+        """Return the entry's drafter with pages for ``ahead`` more tokens.
+
+        None: since ``supports``, Python drafted for other requests of the step, and took the pages or lost the drafter.
+        """
+        drafter = self._drafter_of(entry)
+        if isinstance(drafter, str) or drafter.reason_against(entry, ahead):
+            return None
+        cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
+        return None if cached is None else _Reserved(drafter, cached)
+
+    def _add(self, call: _Call, task: VerifyTask, part: SequenceSlice, own: _Reserved | None) -> None:
+        """Add a request to a call; its drafter, if any, drafts in the library."""
         entry, draft = task.entry, task.draft
         sequence, native = entry.sequence, self._request(entry.sequence)
         known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.num_tokens
-        fed, depth, own = computed, 0, (0, 0, 0, 0)
-        if drafter is not None:
-            cached = drafter.kv_cache.reserve(sequence.id, known, ahead)
-            assert cached is not None, "``supports`` found room"
-            fed, depth = cached, entry.budget.depth
-            own = *drafter.forward.handles, *drafter.forward.pages(sequence.id)
+        drafter, fed, depth, handles = None, computed, 0, (0, 0, 0, 0)
+        if own is not None:
+            drafter, fed, depth = own.drafter, own.cached, entry.budget.depth
+            handles = *drafter.forward.handles, *drafter.forward.pages(sequence.id)
         verified = task.count > 0
         odd = draft is not None and not native.verifies
         deferred = wants_prompt_rows(sequence) or (verified and (native.edits or odd))
@@ -242,7 +257,7 @@ class NativeMultiStep:
         call.tokens.extend(known[fed:end])
         words = _SLOT.pack(
             depth or nodes, end, computed, fed, native.max_len - end, part.logits_from, deferred,
-            *self._target.pages(sequence.id), *own, *native.stops.buffer_info(), native.stream_kind,
+            *self._target.pages(sequence.id), *handles, *native.stops.buffer_info(), native.stream_kind,
             *call.draft_addresses(draft),
         )  # fmt: skip
         call.packed.frombytes(words + native.words)

@@ -29,7 +29,11 @@ class DrafterProxy(Drafter):
         self._executor = executor
         info = executor.info
         self.name, self.member_names = info.name, info.member_names
-        self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
+        self.samples, self.drafts_ahead, self.reads_hidden_states = (
+            info.samples,
+            info.drafts_ahead,
+            info.reads_hidden_states,
+        )
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
         self.is_stepwise, self.drafts_outcomes, self.trusted = info.is_stepwise, info.drafts_outcomes, info.trusted
 

@@ -31,7 +31,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # of all messages; a change to any field changes the number
+VERSION = 5  # of all messages; a change to any field changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
@@ -130,7 +130,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     name: str
     samples: bool
     drafts_ahead: bool
-    reads_states: bool
+    reads_hidden_states: bool
     learns: bool
     capabilities: DrafterCapabilities
     stream_kinds: frozenset[StreamKind] | None
@@ -148,7 +148,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.name,
             drafter.samples,
             drafter.drafts_ahead,
-            drafter.reads_states,
+            drafter.reads_hidden_states,
             drafter.learns,
             drafter.capabilities,
             drafter.stream_kinds,

@@ -38,6 +38,7 @@ from cospec.server.streaming import respond
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_DETOKENIZED = 65_536  # token ids, or the context's length if longer
+MAX_ECHOED_TOKENS = 16_384  # with log-probabilities, where a call has several choices
 BodyT = TypeVar("BodyT", bound=Sampled)
 
 
@@ -127,7 +128,14 @@ def completion_call(service: Service, body: CompletionBody) -> Call:
         changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     params = body.sampling(**changes)
     call = service.call("cmpl", body, _prompts(service, body), params)
-    return dataclasses.replace(call, muted=muted)
+    requests = call.requests
+    if params.n > 1 and "prompt_logprobs" in changes:  # each choice repeats the prompt and its log-probabilities
+        echoed = sum(len(each.prompt) for each in requests)
+        if echoed > MAX_ECHOED_TOKENS:
+            allowed = f"1 with echo and logprobs, or at most {MAX_ECHOED_TOKENS} tokens in the prompts of all choices"
+            raise InvalidInput("n", words(f"giving {echoed} tokens"), allowed)
+        requests = tuple(dataclasses.replace(each, sampling=params) for each in requests)
+    return dataclasses.replace(call, requests=requests, muted=muted)
 
 
 def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:

@@ -103,7 +103,7 @@ class Sampled(Schema):
     """The keys that completions and chat completions share."""
 
     model: str | None = None
-    n: int | None = None
+    n: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None

@@ -89,7 +89,7 @@ class RecordedDrafter(Drafter):
     """
 
     samples = True
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = True
     learns = False
     scores_known_tokens = True

@@ -92,7 +92,7 @@ class SimulatedDrafter(Drafter):
 
     name = "simulated"
     samples = False
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = True
     learns = False
 

@@ -40,7 +40,7 @@ class SimulatedModel:
     def __init__(self, pages: BlockManager, vocab_size: int = 2, forwards: Forwards | None = None) -> None:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", vocab_size, torch.float32
-        self.states: torch.Tensor | None = None
+        self.hidden_states: torch.Tensor | None = None
         self.native_forward: NativeForward | None = None
         self.pipelined_model: PipelinedModel | None = None
         self.has_rollout = forwards is not None
@@ -109,8 +109,8 @@ class SimulatedVerifier:
             context += sequence.computed
             tokens += entry.num_tokens
             output, place = self._requests[sequence.request.id].output, sequence.output_len
-            if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
-                result = VerifyResult((), output[place], False) if entry.reaches_end else None
+            if not entry.samples_token or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
+                result = VerifyResult((), output[place], False) if entry.samples_token else None
                 outputs.append(StepOutput(entry, None, result))
                 continue
             tokens += len(draft.tokens)

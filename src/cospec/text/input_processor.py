@@ -40,14 +40,16 @@ def make_requests(
 ) -> list[Request]:
     """Build one request per output of a call. The requests share ``parent`` and differ in ``index`` and seed.
 
-    Without a seed this function draws a random seed, so that every later draw has a key.
+    Without a seed this function draws a random seed, so that every later draw has a key. Only the first output has the
+    log-probabilities of the prompt, because those of the others are the same.
     """
     seed = secrets.randbits(64) if params.seed is None else params.seed
+    others = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
     return [
         Request(
             id=f"{id}-{index}",
             prompt=tuple(prompt),
-            sampling=params,
+            sampling=others if index else params,
             seed=derive_seed(seed, index),
             arrival=arrival,
             parent=id,

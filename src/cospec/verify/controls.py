@@ -57,7 +57,7 @@ class EvenDrafter(Drafter):
     """
 
     samples = True
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = False
     learns = False
 

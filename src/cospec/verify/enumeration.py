@@ -33,7 +33,7 @@ from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
 from cospec.verify.context import Check, CheckContext, Target, bare_engine
 from cospec.verify.controls import NoResidual
-from cospec.verify.oracle import BranchingRandom, BranchTrace, OutputDistribution, total_variation
+from cospec.verify.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, total_variation
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, TEMPERATURE, DEPTH = (0, 1, 0), 0.8, 2
@@ -100,7 +100,7 @@ class DrawnDrafter(Drafter):
     """Draws chains from another toy model, through the branches."""
 
     samples = True
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = False
     learns = False
 
@@ -135,7 +135,7 @@ class ChosenDrafter(Drafter):
     """Proposes the same tree in every step."""
 
     samples = False
-    reads_states = False
+    reads_hidden_states = False
     drafts_ahead = False
     learns = False
 

@@ -46,7 +46,7 @@ def play(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
         one = entry.sequence
         base = len(one.tokens)
         gained: tuple[int, ...] = ()
-        if entry.reaches_end:
+        if entry.samples_token:
             kept = min(accepted, entry.budget.max_nodes)
             gained = tuple(range(kept + 1))
             one.computed = base + kept

@@ -48,7 +48,7 @@ def collect(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
     commits = []
     for entry in plan.entries:
         one, base, kept = entry.sequence, len(entry.sequence.tokens), min(accepted, entry.budget.max_nodes)
-        gained = tuple(range(kept + 1)) if entry.reaches_end else ()
+        gained = tuple(range(kept + 1)) if entry.samples_token else ()
         one.computed = base + kept if gained else one.computed + entry.num_tokens
         one.tokens.extend(gained)
         commits.append(Commit(one.id, base, gained, tuple(range(max(0, len(gained) - 1))), one.computed))

@@ -16,7 +16,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import total_variation
+from harness.enumerated_draws import total_variation
 from harness.pools import letters
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law, make_request, run_all, tokens_of, toy_engine

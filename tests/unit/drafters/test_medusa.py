@@ -68,7 +68,7 @@ def test_a_head_guesses_from_the_newest_state_and_only_from_it() -> None:
     heads, state = drafter(), torch.randn(HIDDEN, generator=torch.Generator().manual_seed(3))
     tokens = [1, 2, 3]
     assert heads.propose([context(tokens)], [DraftBudget(3, 3)]) == [], "nothing is known before the first commit"
-    heads.commit([Commit("s", 2, (3,), (), 2, state=state)])
+    heads.commit([Commit("s", 2, (3,), (), 2, hidden_state=state)])
     (draft,) = heads.propose([context(tokens)], [DraftBudget(3, 3)])
     weights = made()
     for place in range(COUNT):
@@ -87,7 +87,7 @@ def test_a_head_guesses_from_the_newest_state_and_only_from_it() -> None:
 ])  # fmt: skip
 def test_trees_keep_to_the_budget(budget: DraftBudget, nodes: int, deep: int) -> None:
     heads = drafter()
-    heads.commit([Commit("s", 2, (3,), (), 2, state=torch.ones(HIDDEN))])
+    heads.commit([Commit("s", 2, (3,), (), 2, hidden_state=torch.ones(HIDDEN))])
     (draft,) = heads.propose([context([1, 2, 3])], [budget])
     assert len(draft) == nodes
     assert max(depths(draft.parents)) == deep
@@ -153,7 +153,7 @@ def test_heads_speak_in_a_pool(zoo_heads: Path, combiner: str, temperature: floa
     assert [one.outputs[0].token_ids for one in spoken] == [one.outputs[0].token_ids for one in plain]
     assert llm.engine.metrics().draft_tokens["heads"] > 16
     drafter = llm.engine.execution_mode.components.drafter
-    assert drafter is not None and drafter.reads_states
+    assert drafter is not None and drafter.reads_hidden_states
 
 
 def test_bad_heads_are_one_sentence(tmp_path: Path) -> None:

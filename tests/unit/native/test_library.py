@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,34 @@ def test_freed_memory_returns_to_the_system() -> None:
     library.release_memory()
     assert before - resident() > 25_000_000
     assert len(kept) == 10
+
+
+RACE = """
+import threading, time
+import numpy as np
+from cospec.native import library
+data, counts, stop = np.zeros(16 << 20, np.uint8), [0, 0], threading.Event()
+def compute(number):
+    while not stop.is_set():
+        library.checksum(data)
+        counts[number] += 1
+threads = [threading.Thread(target=compute, args=(number,), daemon=True) for number in range(2)]
+for thread in threads:
+    thread.start()
+for turn in range(150):
+    library.set_threads(2 + turn % 2)
+    time.sleep(0.004)
+seen, end = list(counts), time.monotonic() + 20
+while time.monotonic() < end and not all(now > before for now, before in zip(counts, seen)):
+    time.sleep(0.01)
+stop.set()
+print([now > before for now, before in zip(counts, seen)], flush=True)
+import os; os._exit(0)
+"""
+
+
+@built
+def test_threads_change_while_two_callers_compute() -> None:
+    """A caller that waits for the old pool's lock computes with the new pool, and does not wait for ended workers."""
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=55, check=True)
+    assert done.stdout.strip() == "[True, True]"

@@ -57,7 +57,7 @@ def test_what_a_drafter_says_of_itself_and_how_long_it_worked() -> None:
     executor = ProcessExecutor(toy("itself"))
     drafter = DrafterProxy(executor)
     assert (drafter.name, drafter.samples, drafter.drafts_ahead) == ("draft_model", True, True)
-    assert not drafter.reads_states and drafter.weights() == {}
+    assert not drafter.reads_hidden_states and drafter.weights() == {}
     engine = under(toy_engine(target(), drafter), "sequential", "process")
     assert tokens_of(run_all(engine, requests())) == plain()
     assert sum(engine.metrics().accepted_tokens.values()) > 60 and executor.busy > 0

@@ -58,7 +58,7 @@ def test_arrays_and_states_arrive_as_they_were_sent() -> None:
     assert np.array_equal(found.q, q) and np.array_equal(found.confidence, q.max(-1)) and found.tokens == (4, 5)
     commit = Commit("s", 3, (4,), (0,), 4, 2, FinishReason.STOP, True, torch.arange(3.0, dtype=torch.bfloat16))
     (other,) = sent(Commits([commit]), DrafterCommand).commits
-    assert torch.equal(other.state, torch.arange(3.0)) and other.finish is FinishReason.STOP
+    assert torch.equal(other.hidden_state, torch.arange(3.0)) and other.finish is FinishReason.STOP
     assert (other.tokens, other.rejected) == ((4,), True)
 
 
@@ -113,7 +113,7 @@ def test_what_is_no_message_is_refused(parts: list[bytes]) -> None:
 def test_what_does_not_travel_is_refused_before_it_is_sent() -> None:
     for value in (object(), np.array([None])):
         with pytest.raises(TypeError, match="not travel"):
-            Codec(DrafterCommand).encode(Commits([Commit("s", 1, (), (), 1, state=value)]))
+            Codec(DrafterCommand).encode(Commits([Commit("s", 1, (), (), 1, hidden_state=value)]))
 
 
 def test_another_version_is_refused_with_both_numbers() -> None:

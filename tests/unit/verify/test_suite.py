@@ -19,8 +19,8 @@ from cospec.text.input_processor import make_requests
 from cospec.verify import chisquare, enumeration
 from cospec.verify.context import QUICK, Check, CheckContext, run
 from cospec.verify.controls import KeepsAll, NoResidual
+from cospec.verify.enumerated_draws import total_variation
 from cospec.verify.identity import Pair, compare, greedy_checks
-from cospec.verify.oracle import total_variation
 from cospec.verify.reference import tolerance_of
 from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 from harness.llamas import write_pair

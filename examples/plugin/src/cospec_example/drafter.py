@@ -41,7 +41,7 @@ class PhraseDrafter(Drafter):
 
     samples = False  # the tokens are chosen, not drawn
     drafts_ahead = True  # assumed tokens are continued like committed tokens
-    reads_states = False
+    reads_hidden_states = False
     learns = False  # drafts read their own sequence only
     capabilities = DrafterCapabilities(costless=True, chains=True)  # a proposal costs next to nothing, and is a chain
     Options: ClassVar[type[PhraseOptions]] = PhraseOptions

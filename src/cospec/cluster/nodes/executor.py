@@ -278,8 +278,8 @@ def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
         InvalidInput: nodes cannot run the drafter, or keys are given that a node's command line sets.
     """
     cls = DRAFTERS.load(recipe.method)
-    if cls.reads_states or cls.is_pool:
-        why = "reads hidden states of the target" if cls.reads_states else "is a pool"
+    if cls.reads_hidden_states or cls.is_pool:
+        why = "reads hidden states of the target" if cls.reads_hidden_states else "is a pool"
         raise InvalidInput("executor", words(f"'node' for {recipe.method!r}, which {why}"), "another executor")
     own = [key for key in recipe.options if key in cls.Options.model_fields and recipe.options[key] is not None]
     if own:

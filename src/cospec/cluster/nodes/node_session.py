@@ -156,7 +156,7 @@ class NodeSession:
 
     def commit(self, commits: Iterable[Commit]) -> bytes | None:
         """The frame that reports commits of requests that the node knows; None without such requests."""
-        known = [replace(commit, state=None) for commit in commits if commit.id in self._sender]
+        known = [replace(commit, hidden_state=None) for commit in commits if commit.id in self._sender]
         if not known:
             return None
         self._number += 1

@@ -80,7 +80,7 @@ class PoolDrafter(Drafter):
     samples = True
     drafts_ahead = False  # unless every member proposes whole drafts, and drafts ahead
     learns = True
-    reads_states = False  # unless a member does
+    reads_hidden_states = False  # unless a member does
     is_pool = True
     member_names: tuple[str, ...]
     stream_kinds: frozenset[StreamKind]
@@ -92,7 +92,7 @@ class PoolDrafter(Drafter):
         self.member_names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
         self.trusted = all(member.drafter.trusted for member in self.members)
-        self.reads_states = any(member.drafter.reads_states for member in self.members)
+        self.reads_hidden_states = any(member.drafter.reads_hidden_states for member in self.members)
         self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
         priced = sum(not member.costless for member in self.members)
         self.capabilities = DrafterCapabilities(

@@ -6,6 +6,7 @@ adds these values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
 
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -178,13 +180,17 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         ModelError: the architecture is unknown, or a required value is missing.
     """
     kind, values = architecture(file), Values(file)
+    layers = 1 + max([int(found[1]) for name in file.tensors if (found := LAYER.match(name))], default=-1)
+    if values.number("block_count") != layers or not layers:
+        number = values.number("block_count")
+        raise ModelError(f"The file {file.path} declares {number} layers, but has tensors of {layers}.")
     config = {
         "architectures": [kind.model_class],
         "model_type": kind.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": values.number("embedding_length"),
         "intermediate_size": values.number("feed_forward_length"),
-        "num_hidden_layers": values.number("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": values.number("attention.head_count"),
         "num_key_value_heads": values.number("attention.head_count_kv"),
         "head_dim": values.head_dim,

@@ -23,6 +23,7 @@ from cospec.models.files.gguf_folder import parts
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+MAX_ALIGNMENT = 1 << 20  # of the tensors, in bytes
 _NUMBERS = {
     GGUFValueType.UINT8: "B", GGUFValueType.INT8: "b", GGUFValueType.UINT16: "H", GGUFValueType.INT16: "h",
     GGUFValueType.UINT32: "I", GGUFValueType.INT32: "i", GGUFValueType.FLOAT32: "f", GGUFValueType.BOOL: "?",
@@ -90,7 +91,7 @@ def _read(path: Path, texts: bool) -> tuple[dict[str, Any], dict[str, GgufTensor
         raise ModelError(f"The file {path} is not a GGUF file: its first bytes are {bytes(mapped[:4])!r}.")
     try:
         return _parse(path, _Reader(mapped, texts), np.frombuffer(mapped, np.uint8))
-    except (struct.error, ValueError, KeyError, IndexError) as error:
+    except (struct.error, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise ModelError(f"The file {path} is not a complete GGUF file: {error}.") from None
 
 
@@ -100,7 +101,9 @@ def _parse(path: Path, reader: _Reader, whole: NDArray[np.uint8]) -> tuple[dict[
         raise ModelError(f"The file {path} has GGUF version {version}; allowed are versions 2 and 3 in little endian.")
     metadata = {reader.text(): reader.value(GGUFValueType(reader.numbers("<I")[0])) for _ in range(value_count)}
     entries = [_entry(reader) for _ in range(tensor_count)]
-    alignment = int(metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT:
+        raise ValueError(f"its alignment is {str(alignment)[:40]}, not a number from 1 to {MAX_ALIGNMENT}")
     start = -(-reader.at // alignment) * alignment
     return metadata, {entry[0]: _tensor(path, whole[start:], *entry) for entry in entries}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
+from cospec.models.llama_weights import why_not
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.models.weights.fp32 import Fp32
 from harness.gguf_files import write_model
@@ -235,11 +237,55 @@ def test_refused_files(tmp_path: Path) -> None:
 
 def test_unknown_type_of_a_tensor_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "head_count"):
+    for key in ("context_length", "embedding_length", "feed_forward_length", "head_count"):
         getattr(writer, f"add_{key}")(8)
     writer.add_head_count_kv(8)
+    writer.add_block_count(1)
+    writer.add_tensor("blk.0.attn_norm.weight", np.zeros(8, np.float32))
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.int32))
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
     assert "token_embd.weight" in (text := refusal(tmp_path / "model.gguf")) and "type i32; allowed are f32" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("general.alignment", 0, "its alignment is 0"),
+        ("general.alignment", [8], "its alignment is [8]"),
+        ("llama.block_count", 0, "declares 0 layers, but has tensors of 3"),
+        ("llama.block_count", 2, "declares 2 layers, but has tensors of 3"),
+        ("llama.block_count", 1 << 31, "declares 2147483648 layers, but has tensors of 3"),
+    ],
+)
+def test_hostile_numbers_are_refused(tmp_path: Path, key: str, value: Any, why: str) -> None:
+    path = write_model(tmp_path / "model.gguf", random_model(MODELS["llama"][0]))
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(tmp_path / "hostile.gguf", "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", key):
+            writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:2])
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+    writer.data_alignment = 32
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert why in refusal(tmp_path / "hostile.gguf")
+
+
+def test_nested_arrays_are_refused(tmp_path: Path) -> None:
+    array, path = struct.pack("<IQ", 9, 1), tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"x" + struct.pack("<I", 9) + 20_000 * array)
+    assert "is not a complete GGUF file" in refusal(path)
+
+
+def test_heads_that_rotate_further_than_they_reach_are_refused() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    for factor, allowed in ((1.0, True), (0.5, True), (2.0, False), (0.0, False)):
+        config = transformers.LlamaConfig(**COMMON, rope_parameters={**rope, "partial_rotary_factor": factor})
+        assert ("of 16 numbers of each head" in why_not(config)) != allowed

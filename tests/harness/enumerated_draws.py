@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cospec.verify.oracle import (
+from cospec.verify.enumerated_draws import (
     BranchingRandom,
     BranchTrace,
     OutputDistribution,
