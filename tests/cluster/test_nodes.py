@@ -14,9 +14,9 @@ import pytest
 
 from cospec.cluster.nodes import wire
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.keys import make_keys, secure_node
+from cospec.cluster.nodes.keys import make_keys
 from cospec.cluster.nodes.request_copies import node_seed
-from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, Refused, ToNode, Welcome
+from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, Refused, ToNode, Welcome
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request
@@ -24,7 +24,7 @@ from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
-from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
+from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, until
 from harness.overlap import MODES, under
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, toy
@@ -234,36 +234,6 @@ def test_a_node_joins_while_requests_run(hub: NodeHub, start: Start) -> None:
         assert tokens == plain([request])["long"]
     assert sum(engine.metrics().accepted_tokens.values()) > 0
     drafter.close()
-
-
-class Peer:
-    """A connection of someone who knows the protocol."""
-
-    def __init__(self, address: str, keys: Path | None = None) -> None:
-        import zmq
-
-        self.codec, self._context = FrameCodec(ToNode), zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        if keys is not None:
-            secure_node(self.socket, keys)
-        self.socket.connect(address)
-
-    def say(self, frame: bytes) -> object:
-        """Send a frame; returns the answer, None where none comes."""
-        self.socket.send(frame)
-        return self.hear()
-
-    def hear(self, seconds: float = 2.0) -> object:
-        return self.codec.decode(self.socket.recv()) if self.socket.poll(round(seconds * 1000)) else None
-
-    def hello(self, **changes: object) -> bytes:
-        given = {"node": "peer", "drafter": "itself", "method": "draft_model", "vocab_size": VOCAB, **changes}
-        return self.codec.encode(NodeHello(**given))  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from pathlib import Path
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.hub_options import NodesOptions
+from cospec.cluster.nodes.keys import secure_node
+from cospec.cluster.nodes.wire import FrameCodec, NodeHello, ToNode
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
 from cospec.core.plugin_base import Drafter
 from cospec.runtime.drafter_executor import DrafterRecipe
@@ -63,6 +65,36 @@ def thread_node(hub: NodeHub, offers: Sequence[tuple[str, Drafter]], vocab_size:
         node.stop()
         thread.join()
         node.close()
+
+
+class Peer:
+    """A connection that speaks the protocol."""
+
+    def __init__(self, address: str, keys: Path | None = None) -> None:
+        import zmq
+
+        self.codec, self._context = FrameCodec(ToNode), zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if keys is not None:
+            secure_node(self.socket, keys)
+        self.socket.connect(address)
+
+    def say(self, frame: bytes) -> object:
+        """Send a frame; returns the answer, None where none comes."""
+        self.socket.send(frame)
+        return self.hear()
+
+    def hear(self, seconds: float = 2.0) -> object:
+        return self.codec.decode(self.socket.recv()) if self.socket.poll(round(seconds * 1000)) else None
+
+    def hello(self, **changes: object) -> bytes:
+        given = {"node": "peer", "drafter": "itself", "method": "draft_model", "vocab_size": VOCAB, **changes}
+        return self.codec.encode(NodeHello(**given))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
 
 
 class NodeProcess:

@@ -23,7 +23,7 @@ COUNTERS = {
     "late": "Questions whose answer came too late, or never.",
     "lost": "Questions without an answer: the node left, was restarted or was quarantined.",
     "ignored": "Answers to no open question: repeated or late.",
-    "damaged": "Messages with a wrong checksum.",
+    "damaged": "Messages with a wrong checksum, or that cause an exception.",
     "resyncs": "Times that the node asked for all tokens of a request.",
     "errors": "Answers with an error of the drafter.",
 }

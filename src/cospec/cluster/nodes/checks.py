@@ -116,7 +116,10 @@ def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
 
 def _dense(sparse: SparseRow, vocab_size: int) -> Floats:
     """The distribution ``[V]``."""
-    row, ids = np.zeros(vocab_size), np.array(sparse.ids, dtype=np.int64)
+    try:
+        row, ids = np.zeros(vocab_size), np.array(sparse.ids, dtype=np.int64)
+    except OverflowError:
+        raise ProtocolError("A distribution has a token of more than 64 bits.") from None
     if len(sparse.probs) != 8 * len(ids) or not len(ids) or ids[0] < 0 or ids[-1] >= vocab_size:
         raise ProtocolError("A distribution has tokens outside of the vocabulary, or too few probabilities.")
     probs = np.frombuffer(sparse.probs, "<f8")

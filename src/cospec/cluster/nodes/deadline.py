@@ -9,6 +9,7 @@ from cospec.core.types import DraftBudget
 
 WARM_UP = 8  # answers before the first deadline
 RATE_STEP = 0.1  # of the moving average of seconds per unit of work
+MOST_SPREAD = log(10.0)  # a deadline is at most ten times the predicted time, whatever a node does
 QUANTILE_STEP = 0.1  # of the quantile of the logarithm of observed / predicted
 FED_PER_STEP = 32  # tokens that a drafter feeds at once in the time of one draft token
 SLACK = 0.001  # seconds added to every deadline: the clock of the system wakes sleepers late
@@ -47,7 +48,7 @@ class ResponseTimes:
         seconds = max(seconds, 1e-6)
         if self.answers:
             below = log(seconds) <= log(self._rate * work) + self._spread
-            self._spread += QUANTILE_STEP * (self._quantile - below)
+            self._widen(self._quantile - below)
             self._rate += RATE_STEP * (seconds / work - self._rate)
         else:
             self._rate = seconds / work
@@ -56,7 +57,10 @@ class ResponseTimes:
 
     def miss(self) -> None:
         """Learn that an answer did not come before a generous time."""
-        self._spread += QUANTILE_STEP * self._quantile
+        self._widen(self._quantile)
+
+    def _widen(self, share: float) -> None:
+        self._spread = min(max(self._spread + QUANTILE_STEP * share, -MOST_SPREAD), MOST_SPREAD)
 
 
 def work_of(budgets: Sequence[DraftBudget], fed: int) -> float:

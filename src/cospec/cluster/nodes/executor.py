@@ -50,9 +50,10 @@ class NodeFuture:
 
     def done(self) -> bool:
         """Whether ``result`` returns without waiting: all answers came, or it is too late for the others."""
-        if not self._over():
-            self._hub.attend(0.0)
-        return self._over()
+        with self._hub.lock:
+            if not self._over():
+                self._hub.attend(0.0)
+            return self._over()
 
     def result(self, timeout: float | None = None) -> Any:
         """What arrived by the deadlines of the nodes, by request.
@@ -124,18 +125,21 @@ class NodeExecutor(DrafterExecutor):
     @property
     def info(self) -> DrafterInfo:
         """The declared attributes of the drafter's class. Whether the drafter scores depends on the present nodes."""
-        scores = any([link.usable and link.hello.scores for link in self._links()])
+        with self._hub.lock:
+            scores = any([link.usable and link.hello.scores for link in self._slot.links.values()])
         return msgspec.structs.replace(self._info, scores_known_tokens=scores)
 
     @property
     def present(self) -> bool:
         """Whether a node can be asked now."""
-        return not self._closed and any([link.usable for link in self._links()])
+        with self._hub.lock:
+            return not self._closed and any([link.usable for link in self._slot.links.values()])
 
     @property
     def load(self) -> float:
         """Proposals that wait for an answer of the least loaded node; 0 without a node."""
-        return float(min([link.unanswered for link in self._links() if link.usable], default=0))
+        with self._hub.lock:
+            return float(min([link.unanswered for link in self._slot.links.values() if link.usable], default=0))
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Send a call; ``commit`` and ``free`` count as done when they are sent.
@@ -143,6 +147,10 @@ class NodeExecutor(DrafterExecutor):
         ``candidates`` asks for one token after each context, see ``NodeSession.ask_steps``. ``propose_if_idle`` asks
         idle nodes only, and each node about one context of a request at most.
         """
+        with self._hub.lock:
+            return self._submit(method, *args)
+
+    def _submit(self, method: str, *args: Any) -> Future[Any]:
         self.busy = self._slot.busy
         match method:
             case "propose":
@@ -169,9 +177,6 @@ class NodeExecutor(DrafterExecutor):
         """Nodes may not offer the drafter any more."""
         self._closed = True
         self._hub.remove(self._slot)
-
-    def _links(self) -> list[NodeSession]:
-        return list(self._slot.links.values())
 
     def _propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> NodeFuture:
         return NodeDraftsFuture(self._hub, self._ask(contexts, _proposal(contexts, budgets), lambda hello: True))

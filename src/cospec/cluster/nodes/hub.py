@@ -16,8 +16,10 @@ from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import secure_verifier
 from cospec.cluster.nodes.node_session import NodeSession
+from cospec.cluster.nodes.users import QUARANTINE_SECONDS, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
+    LONGEST_REASON,
     MAX_BYTES,
     DamagedFrame,
     FrameCodec,
@@ -40,9 +42,8 @@ from cospec.runtime.codec import ProtocolError
 BIND = "speculative_config.drafter_nodes.bind"
 LOOK_SECONDS = 0.02  # between two looks of the background thread
 SILENT_SECONDS = 5.0  # after which a node without a word counts as gone
-QUARANTINE_SECONDS = 60.0  # doubled for each time that the same key or address broke the protocol
 MOST_READ = 256  # messages of one look, so that a peer that floods the socket cannot hold the engine
-MOST_PEERS = 256  # connections without an accepted offer that are remembered
+MOST_PEERS = 256  # nodes at a time
 
 log = logging.getLogger(__name__)
 
@@ -64,27 +65,37 @@ class NodeSlot:
     links: dict[bytes, NodeSession] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A connection with an accepted offer, of one authenticated user."""
+
+    user: str
+    slot: NodeSlot
+    link: NodeSession
+
+
 class NodeHub:
     """Connects drafters of the configuration with nodes. Opens its socket with the first drafter.
 
     Args:
         vocab_size: of the target.
+
+    Attributes:
+        lock: held by a thread that reads messages or uses a ``NodeSession``.
     """
 
     def __init__(self, options: NodesOptions, vocab_size: int, clock: Clock = time.monotonic) -> None:
         self.options, self.vocab_size, self.clock = options, vocab_size, clock
         self.slots: dict[str, NodeSlot] = {}
         self.address = ""
-        self._links: dict[bytes, tuple[NodeSlot, NodeSession]] = {}
-        self._banned: dict[str, tuple[int, float]] = {}  # how often, and until when, by user
-        self._users: dict[bytes, str] = {}  # the authenticated user of a connection
+        self._peers: dict[bytes, Peer] = {}  # by the identity of the connection
+        self._users = NodeUsers(clock)
         self._socket: Any = None
         self._context: Any = None
         self._authenticator: Any = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._closed = threading.Event()
         self._messages = FrameCodec(ToVerifier)
-        self._excluded: dict[str, tuple[float, dict[str, Any]]] = {}  # the last status of users in quarantine
 
     def add(self, name: str, method: str, samples: bool) -> NodeSlot:
         """Let nodes offer a drafter of that name.
@@ -93,27 +104,27 @@ class NodeHub:
             InvalidInput: the address cannot be bound, or is not allowed without keys.
             CospecError: ZeroMQ is missing.
         """
-        with self._lock:
+        with self.lock:
             self._open()
             slot = self.slots[name] = NodeSlot(name, method, samples)
         return slot
 
     def remove(self, slot: NodeSlot) -> None:
         """No node may offer the drafter any more. The socket closes with the last drafter."""
-        with self._lock:
+        with self.lock:
             if self.slots.get(slot.name) is not slot:
                 return
             del self.slots[slot.name]
-            for identity, link in list(slot.links.items()):
+            for identity in list(slot.links):
                 self._tell(identity, HelloAgain())
-                self._drop(identity, link)
+                self._drop(identity)
         if not self.slots:
             self._close()
 
     def send(self, identity: bytes, frame: bytes) -> bool:
         """Whether a frame left for a node. A node that is gone, or does not read, gets nothing."""
         zmq = zeromq()
-        with self._lock:
+        with self.lock:
             if self._socket is None:
                 return False
             try:
@@ -121,16 +132,15 @@ class NodeHub:
             except zmq.Again:
                 return False  # the node does not read
             except zmq.ZMQError:
-                slot, link = self._links.get(identity, (None, None))
-                if slot is not None and link is not None:
-                    log.warning("node %s is gone", link.hello.node)
-                    self._drop(identity, link)
+                if identity in self._peers:
+                    log.warning("node %s is gone", self._peers[identity].link.hello.node)
+                    self._drop(identity)
                 return False
         return True
 
     def attend(self, seconds: float) -> None:
         """Read what nodes say: wait up to ``seconds`` for the first message, then take all that are there."""
-        with self._lock:
+        with self.lock:
             if self._socket is None:
                 return
             if self._socket.poll(max(0, round(seconds * 1000 + 0.499))):
@@ -138,10 +148,8 @@ class NodeHub:
 
     def status(self) -> list[dict[str, Any]]:
         """One object per node: what it offers, its load, times and counts."""
-        with self._lock:
-            now = self.clock()
-            excluded = [row for until, row in self._excluded.values() if now < until]
-            return [*(_status(slot, link) for slot, link in self._links.values()), *excluded]
+        with self.lock:
+            return [*map(_status, self._peers.values()), *self._users.statuses()]
 
     def _open(self) -> None:
         if self._socket is not None:
@@ -173,7 +181,7 @@ class NodeHub:
 
     def _close(self) -> None:
         self._closed.set()
-        with self._lock:
+        with self.lock:
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
@@ -188,19 +196,24 @@ class NodeHub:
     def _look(self) -> None:
         """Read between rounds; ends with the socket."""
         while not self._closed.wait(LOOK_SECONDS):
-            if self._lock.acquire(blocking=False):
+            if self.lock.acquire(blocking=False):
                 try:
                     self.attend(0.0)
-                    self._drop_silent()
+                    self._look_after_nodes()
                 finally:
-                    self._lock.release()
+                    self.lock.release()
 
-    def _drop_silent(self) -> None:
+    def _look_after_nodes(self) -> None:
+        """Forget silent nodes, and ask late nodes whether they answer again."""
         oldest = self.clock() - SILENT_SECONDS
-        for identity, (_, link) in list(self._links.items()):
-            if link.heard < oldest and not link.quarantine:
-                log.warning("node %s has been silent for %.0f s", link.hello.node, SILENT_SECONDS)
-                self._drop(identity, link)
+        for identity, peer in list(self._peers.items()):
+            if peer.link.heard < oldest:
+                log.warning("node %s has been silent for %.0f s", peer.link.hello.node, SILENT_SECONDS)
+                self._drop(identity)
+                continue
+            probe = peer.link.probe()
+            if probe is not None and not self.send(identity, probe) and not peer.link.gone:
+                peer.link.unsent()
 
     def _read_all(self) -> None:
         zmq = zeromq()
@@ -210,68 +223,78 @@ class NodeHub:
             except zmq.Again:
                 return
             identity = parts[0].bytes
-            if len(parts) == 2:
-                self._users[identity] = _user(parts[1]) if self._authenticator is not None else identity.hex()
-                self._take(identity, parts[1].bytes)
-            elif identity in self._links:
-                self._exclude(identity, "The peer sent a message of several parts.")
+            user = identity.hex() if self._authenticator is None else str(parts[-1].get("User-Id"))
+            try:
+                if len(parts) == 2:
+                    self._take(identity, user, parts[1].bytes)
+                elif identity in self._peers:
+                    raise ProtocolError("The peer sent a message of several parts.")
+            except ProtocolError as error:
+                self._exclude(identity, user, str(error)[:LONGEST_REASON])
+            except Exception as error:  # no peer may end the thread, or raise in the engine
+                log.exception("a message of a peer cannot be handled")
+                self._exclude(identity, user, f"A message causes {type(error).__name__}.", damaged=True)
 
-    def _take(self, identity: bytes, frame: bytes) -> None:
-        """Act on one frame of one connection."""
-        slot, link = self._links.get(identity, (None, None))
-        if slot is None or link is None:
-            self._greet(identity, frame)
+    def _take(self, identity: bytes, user: str, frame: bytes) -> None:
+        """Act on one frame of one connection.
+
+        Raises:
+            ProtocolError: the peer breaks the protocol.
+        """
+        peer = self._peers.get(identity)
+        if peer is not None and peer.user != user:  # the identity belongs to a new connection
+            self._drop(identity)
+            peer = None
+        if peer is None:
+            self._greet(identity, user, frame)
             return
-        message = link.decode(frame)
+        link, message = peer.link, peer.link.decode(frame)
         match message:
             case NodeDrafts() | NodeScores() | NodeSteps():
-                slot.busy += link.answer(message)
+                peer.slot.busy += link.answer(message)
             case NodeBeat(waiting):
                 link.waiting = waiting
             case NodeLeave():
                 log.info("node %s leaves", link.hello.node)
-                self._drop(identity, link)
-            case NodeHello():
-                self._drop(identity, link)
-                self._greet(identity, frame)
+                self._drop(identity)
+            case NodeHello() if message != link.hello:
+                raise ProtocolError("The node changes its offer.")
+            case NodeHello():  # the node has not read ``Welcome`` yet; with ``Welcome`` the node forgets all requests
+                link.lose()
+                self._tell(identity, Welcome())
         if link.quarantine:
-            self._exclude(identity, link.quarantine)
+            raise ProtocolError(link.quarantine)
 
-    def _greet(self, identity: bytes, frame: bytes) -> None:
-        """Answer a connection without an accepted offer."""
-        user = self._users[identity]
-        if self.clock() < self._banned.get(user, (0, 0.0))[1]:
-            self._users.pop(identity)
+    def _greet(self, identity: bytes, user: str, frame: bytes) -> None:
+        """Answer a connection without an accepted offer.
+
+        Raises:
+            ProtocolError: the peer breaks the protocol.
+        """
+        if self._users.excluded(user):
             return
         try:
             message = self._messages.decode(frame)
         except DamagedFrame:
-            self._users.pop(identity)
-            return
-        except ProtocolError as error:
-            self._users.pop(identity)
-            self._ban(user)
-            self._tell(identity, Refused(str(error), QUARANTINE_SECONDS))
-            log.warning("a peer is refused: %s", error)
             return
         if not isinstance(message, NodeHello):
-            self._users.pop(identity)
             self._tell(identity, HelloAgain())
             return
         reason = self._why_not(message)
         if reason:
-            self._users.pop(identity)
             log.warning("node %.80r is refused: %s", message.node, reason)
             self._tell(identity, Refused(reason, QUARANTINE_SECONDS))
             return
-        self._accept(identity, message)
+        self._accept(identity, user, message)
 
-    def _accept(self, identity: bytes, hello: NodeHello) -> None:
+    def _accept(self, identity: bytes, user: str, hello: NodeHello) -> None:
         slot = self.slots[hello.drafter]
         times = ResponseTimes(self.options.quantile, self.options.deadline)
         link = NodeSession(hello, self.vocab_size, slot.samples and self.options.trusted, self.clock, times)
         link.heard = self.clock()
-        self._links[identity] = slot, link
+        if self._users.pause(user):
+            link.resume(self._users.pause(user))
+        self._peers[identity] = Peer(user, slot, link)
         slot.links[identity] = link
         log.info("node %s drafts as %s", hello.node, hello.drafter)
         self._tell(identity, Welcome())
@@ -290,53 +313,41 @@ class NodeHub:
             return f"The target has {self.vocab_size} tokens; the node drafts for {hello.vocab_size} tokens."
         if not 0 <= hello.cost_per_hour < 1e6:
             return "The cost per hour is no number from 0 up."
-        return "Too many nodes are connected." if len(self._links) >= MOST_PEERS else ""
+        return "Too many nodes are connected." if len(self._peers) >= MOST_PEERS else ""
 
-    def _exclude(self, identity: bytes, reason: str) -> None:
-        """Quarantine: tell the node, and ignore its user for some time."""
-        _, link = self._links[identity]
-        if not link.quarantine:
-            link.exclude(reason)
-        user = self._users.get(identity, "")
-        seconds = self._ban(user)
-        self._excluded[user] = self.clock() + seconds, _status(self._links[identity][0], link)
-        self._tell(identity, Refused(reason, seconds))
-        self._drop(identity, link)
-
-    def _ban(self, user: str) -> float:
-        times, _ = self._banned.get(user, (0, 0.0))
-        now = self.clock()
-        if len(self._banned) >= MOST_PEERS:
-            self._banned = {user: ban for user, ban in self._banned.items() if now < ban[1]}
-            self._excluded = {user: row for user, row in self._excluded.items() if now < row[0]}
-        seconds = QUARANTINE_SECONDS * float(1 << min(times, 6))
-        self._banned[user] = times + 1, now + seconds
-        return seconds
+    def _exclude(self, identity: bytes, user: str, reason: str, damaged: bool = False) -> None:
+        """Quarantine: tell the peer, and ignore its user for some time."""
+        peer, status = self._peers.get(identity), None
+        if peer is None:
+            log.warning("a peer is refused: %s", reason)
+        else:
+            peer.link.counts.damaged += damaged
+            if not peer.link.quarantine:
+                peer.link.exclude(reason)
+            status = _status(peer)
+        self._tell(identity, Refused(reason, self._users.exclude(user, status)))
+        self._drop(identity)
 
     def _tell(self, identity: bytes, message: NodeMessage) -> None:
         self.send(identity, self._messages.encode(message))
 
-    def _drop(self, identity: bytes, link: NodeSession) -> None:
+    def _drop(self, identity: bytes) -> None:
         """Forget a node; what it was asked for is lost."""
-        if link.gone:
+        peer = self._peers.pop(identity, None)
+        if peer is None:
             return
-        link.gone = True
-        link.lose()
-        slot, _ = self._links.pop(identity)
-        slot.links.pop(identity)
-        self._users.pop(identity, None)
+        peer.link.gone = True
+        peer.link.lose()
+        del peer.slot.links[identity]
+        self._users.keep_pause(peer.user, peer.link.pause)
 
 
-def _user(frame: Any) -> str:
-    """The public key of an authenticated peer."""
-    return str(frame.get("User-Id"))
-
-
-def _status(slot: NodeSlot, link: NodeSession) -> dict[str, Any]:
+def _status(peer: Peer) -> dict[str, Any]:
+    link = peer.link
     return {
         "node": link.hello.node,
-        "drafter": slot.name,
-        "method": slot.method,
+        "drafter": peer.slot.name,
+        "method": peer.slot.method,
         "state": _state(link),
         "reason": link.quarantine,
         "cost_per_hour": link.hello.cost_per_hour,

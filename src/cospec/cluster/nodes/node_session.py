@@ -17,6 +17,7 @@ from cospec.cluster.nodes.deadline import ResponseTimes, work_of
 from cospec.cluster.nodes.questions import NodeCounts, PendingQuestion
 from cospec.cluster.nodes.request_copies import TokenSender
 from cospec.cluster.nodes.wire import (
+    LONGEST_REASON,
     Answer,
     AskDrafts,
     AskScores,
@@ -40,7 +41,10 @@ from cospec.runtime.codec import ProtocolError
 
 MOST_DAMAGED = 8  # damaged frames before quarantine
 MOST_OPEN = 32  # questions without an answer, after which a node is asked no more
-MISSES = 3  # late answers in a row after which a node is asked no more, until the node says something
+MISSES = 3  # late answers in a row after which a node is asked no more, until the node answers a probe
+PROBE_SECONDS = 1.0  # from the last of these late answers to the first probe, doubled each time
+LONGEST_PAUSE = 60.0  # of the pauses before a probe
+RECOVERY = 0.9  # factor of the next pause for each answer in time
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,8 @@ class NodeSession:
         waiting: messages that waited at the node when the node last spoke.
         heard: time of the latest message of the node.
         busy: seconds of the node's drafter so far.
+        misses: late answers in a row.
+        pause: seconds from the latest late answers to the first probe; 0: the node answered in time since.
     """
 
     hello: NodeHello
@@ -70,6 +76,8 @@ class NodeSession:
     heard: float = 0.0
     busy: float = 0.0
     misses: int = 0
+    pause: float = 0.0
+    _probe_at: float = 0.0
     _open: dict[int, PendingQuestion] = field(default_factory=dict)
     _number: int = 0
     _sender: TokenSender = field(default_factory=TokenSender)
@@ -134,6 +142,21 @@ class NodeSession:
             (NodeSteps, lambda part: check_step(part, wants_q[part.id], self.vocab_size)),
         )
 
+    def probe(self) -> bytes | None:
+        """The frame of a question without requests, for a node that was late; None where no probe is due.
+
+        No step waits for a probe. A node that answers is asked again, and stops being asked with the next late answer.
+        """
+        if self.misses < MISSES or self.unanswered or self.clock() < self._probe_at:
+            return None
+        question, frame = self._ask((), lambda number, _: AskDrafts(number, [], []), 0.0, (NodeDrafts, lambda _: None))
+        question.late, self._probe_at = True, self.clock() + PROBE_SECONDS
+        return frame
+
+    def resume(self, pause: float) -> None:
+        """Ask a node that was late in an earlier session only after a probe; ``pause`` is that of the session."""
+        self.misses, self.pause, self._probe_at = MISSES, pause, self.clock() + pause
+
     def _ask(
         self,
         contexts: Sequence[DraftContext],
@@ -159,16 +182,23 @@ class NodeSession:
         known = [replace(commit, hidden_state=None) for commit in commits if commit.id in self._sender]
         if not known:
             return None
-        self._number += 1
-        return self._codec.encode(NodeCommits(self._number, known))
+        return self._notice(lambda number: NodeCommits(number, known))
 
     def free(self, ids: Sequence[str]) -> bytes | None:
         """The frame that has the node forget requests; None where the node knows none of these requests."""
         known = self._sender.forget(ids)
         if not known:
             return None
+        return self._notice(lambda number: NodeFree(number, known))
+
+    def _notice(self, message: Callable[[int], NodeCommits | NodeFree]) -> bytes | None:
+        """The frame of a message without an answer; None for a message that is too large, as if it were lost."""
         self._number += 1
-        return self._codec.encode(NodeFree(self._number, known))
+        try:
+            return self._codec.encode(message(self._number))
+        except ProtocolError as error:
+            log.warning("a message to node %s is dropped: %s", self.hello.node, error)
+            return None
 
     def unsent(self) -> None:
         """The latest question did not leave: the node does not read, or is gone."""
@@ -186,9 +216,9 @@ class NodeSession:
             self.counts.late += 1
             self.misses += 1
             if self.misses == MISSES:
-                log.warning(
-                    "node %s is late %d times in a row; it is asked again when it answers", self.hello.node, MISSES
-                )
+                log.warning("node %s is late %d times in a row", self.hello.node, MISSES)
+                self.pause = min(max(2 * self.pause, PROBE_SECONDS), LONGEST_PAUSE)
+                self._probe_at = self.clock() + self.pause
         return True
 
     def decode(self, frame: bytes) -> ToVerifier | None:
@@ -205,7 +235,7 @@ class NodeSession:
         except ProtocolError as error:
             self.exclude(str(error))
             return None
-        self.heard, self.misses = self.clock(), 0
+        self.heard = self.clock()
         return message
 
     def answer(self, message: Answer) -> float:
@@ -220,11 +250,11 @@ class NodeSession:
             return 0.0
         for number in [number for number in self._open if number < message.number]:
             self._give_up(number)  # answers come in the order of the questions
-        self.times.observe(question.work, self.clock() - question.sent)
+        self._learn(question)
         self.busy += message.seconds
         try:
             found = self._read(message, question)
-        except ProtocolError as error:
+        except Exception as error:  # whatever a check raises, the answer is wrong
             question.lost = True
             self.exclude(str(error))
             return 0.0
@@ -245,8 +275,8 @@ class NodeSession:
 
     def exclude(self, reason: str) -> None:
         """Quarantine the node: the node broke the protocol."""
-        log.warning("node %s is quarantined: %s", self.hello.node, reason)
-        self.quarantine = reason
+        self.quarantine = reason[:LONGEST_REASON] or "An answer cannot be read."
+        log.warning("node %s is quarantined: %s", self.hello.node, self.quarantine)
         self.lose()
 
     def lose(self) -> None:
@@ -256,6 +286,17 @@ class NodeSession:
             self.counts.lost += 1
         self._open.clear()
         self._sender.clear()
+
+    def _learn(self, question: PendingQuestion) -> None:
+        """Learn from the time of an answer. Scores, which no step waits for, do not show that a node is in time."""
+        if question.work:
+            self.times.observe(question.work, self.clock() - question.sent)
+        if question.late:
+            self.misses = min(self.misses, MISSES - 1)
+        elif question.due < inf:
+            self.misses, self.pause = 0, self.pause * RECOVERY
+            if self.pause < PROBE_SECONDS:
+                self.pause = 0.0
 
     def _expired(self) -> list[int]:
         """Questions whose answers must have been lost."""

@@ -20,7 +20,7 @@ class NodeCounts:
         late: questions whose answer came after the deadline, or not at all.
         lost: questions that ended without an answer: the node left, was restarted or was quarantined.
         ignored: answers to no open question: repeated or late.
-        damaged: frames with a wrong checksum.
+        damaged: frames with a wrong checksum, and messages that cause an exception.
         resyncs: new epochs that the node asked for.
         errors: answers with an error of the drafter.
     """

@@ -25,6 +25,7 @@ MAGIC = b"cn"
 HEADER = struct.Struct("<2sBI")  # magic, version, checksum of the payload
 MAX_BYTES = 4 << 20  # of one frame
 LONGEST_NAME = 64
+LONGEST_REASON = 500  # of a refusal; an error may quote a message of 4 MiB
 
 
 class DamagedFrame(CospecError):

@@ -72,6 +72,7 @@ def test_a_good_draft_passes() -> None:
         ({"q": Q[:1]}, {"wants_q": True}, "distributions were asked for"),
         ({"q": (Q[0], SparseRow([5], b""))}, {"wants_q": True}, "too few probabilities"),
         ({"q": (Q[0], SparseRow([6], np.ones(1).tobytes()))}, {"wants_q": True}, "outside of the vocabulary"),
+        ({"q": (Q[0], SparseRow([2**63], np.ones(1).tobytes()))}, {"wants_q": True}, "more than 64 bits"),
         ({"q": (Q[0], SparseRow([4, 1], np.full(2, 0.5).tobytes()))}, {"wants_q": True}, "repeated tokens"),
         ({"q": (Q[0], SparseRow([5], np.full(1, 0.5).tobytes()))}, {"wants_q": True}, "sum to 1"),
         ({"q": (Q[0], SparseRow([5], np.full(1, np.inf).tobytes()))}, {"wants_q": True}, "not above 0"),
@@ -186,3 +187,14 @@ def test_many_damaged_frames_quarantine_the_node() -> None:
         assert network.link.decode(bytes(frame)) is None and not network.link.quarantine
     network.link.decode(bytes(frame))
     assert "checksum" in network.link.quarantine
+
+
+def test_any_exception_of_a_check_quarantines_the_node() -> None:
+    def fails(part: Any) -> Any:
+        raise ZeroDivisionError("float division by zero")
+
+    network = Network()
+    question = network.ask([context("a", [1, 2])])
+    question.check = fails
+    network.settle()
+    assert question.lost and network.link.quarantine == "float division by zero"

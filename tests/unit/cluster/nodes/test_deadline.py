@@ -32,5 +32,14 @@ def test_a_node_that_becomes_slower_gets_more_time() -> None:
     assert 0.1 < times.deadline(4.0) < 0.4
 
 
+def test_missing_answers_extend_a_deadline_ten_times_at_most() -> None:
+    times = ResponseTimes(most=2.0)
+    for _ in range(WARM_UP):
+        times.observe(4.0, 0.01)
+    for _ in range(10_000):
+        times.miss()
+    assert times.deadline(4.0) == pytest.approx(0.1, abs=0.01)
+
+
 def test_work_counts_steps_and_new_tokens() -> None:
     assert work_of([DraftBudget(4, 4), DraftBudget(2, 2)], 64) == 1 + 4 + 2

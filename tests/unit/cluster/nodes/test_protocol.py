@@ -9,9 +9,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cospec.cluster.nodes import node_session, request_copies
+from cospec.cluster.nodes import node_session, request_copies, wire
+from cospec.cluster.nodes.deadline import WARM_UP
 from cospec.cluster.nodes.questions import PendingQuestion
-from cospec.cluster.nodes.wire import TokensUpdate
+from cospec.cluster.nodes.wire import FrameCodec, NodeBeat, TokensUpdate, ToVerifier
 from cospec.core.types import Commit
 from harness.node_network import VOCAB, Echo, Network, context, drafts_of, echo
 
@@ -171,8 +172,73 @@ def test_a_node_that_never_answers_is_asked_no_more() -> None:
         network.now += 11.0
         assert network.link.overdue(question)
     assert not network.link.usable
+    network.link.decode(FrameCodec(ToVerifier).encode(NodeBeat()))
+    assert not network.link.usable, "a beat is no answer"
     network.settle()
-    assert network.link.usable, "the node speaks again"
+    assert network.link.usable, "the node answers"
+
+
+def silence(network: Network) -> float:
+    """Ask a node that answers nothing for as long as the node can be asked; returns seconds of waiting."""
+    started = network.now
+    while network.link.usable:
+        question = network.ask([context("a", [1])])
+        network.to_node.clear()
+        network.now = max(network.now, question.due)
+        assert network.link.overdue(question)
+    return network.now - started
+
+
+def test_a_node_that_answers_only_probes_delays_steps_less_and_less() -> None:
+    network, waited = Network(), 0.0
+    for _ in range(WARM_UP):
+        network.ask([context("a", [1])])
+        network.now += 0.005
+        network.settle()
+    waited += silence(network)
+    assert network.link.probe() is None, "the first probe comes after a pause"
+    for _ in range(4000):
+        network.now += 1.0
+        frame = network.link.probe()
+        if frame is not None:
+            network.to_node.append(frame)
+            network.settle()
+            assert network.link.usable, "the node answered a probe"
+            waited += silence(network)
+    assert waited < 8.0 and network.link.pause == node_session.LONGEST_PAUSE
+    for _ in range(100):
+        network.now += node_session.LONGEST_PAUSE
+        frame = network.link.probe()
+        if frame is not None:
+            network.to_node.append(frame)
+        network.ask([context("a", [1])])
+        network.settle()
+    assert network.link.usable and network.link.pause == 0, "answers in time count"
+
+
+def test_a_probe_that_gets_no_answer_delays_nothing() -> None:
+    network = Network()
+    silence(network)
+    late = network.link.counts.late
+    for _ in range(100):
+        network.now += 1.0
+        network.link.probe()
+        network.link.decode(FrameCodec(ToVerifier).encode(NodeBeat()))
+        assert not network.link.usable
+    assert network.link.counts.late == late
+
+
+def test_messages_that_are_too_large_count_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network()
+    network.ask([context("a", [1, 2])])
+    network.settle()
+    with monkeypatch.context() as small:
+        small.setattr(wire, "MAX_BYTES", 20)
+        assert network.link.commit([Commit("a", 2, (3,), (), 0)]) is None
+        assert network.link.free(["a"]) is None
+    question = network.ask([context("a", [4])])
+    network.settle()
+    assert [draft.tokens for draft in drafts_of(question)] == [echo([4], 3)]
 
 
 def test_an_error_of_the_drafter_costs_one_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,70 @@
+"""What the verifier remembers of nodes' users after their connections: quarantines, and pauses of late nodes.
+
+A user is the public key of a connection, or without keys the connection itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cospec.core.interfaces import Clock
+
+QUARANTINE_SECONDS = 60.0  # doubled for each time that the same user broke the protocol
+MOST_USERS = 256  # of which something is remembered, besides users in quarantine
+
+
+@dataclass(slots=True)
+class UserRecord:
+    """What one user did.
+
+    Attributes:
+        times: how often the user broke the protocol.
+        until: end of the quarantine.
+        status: of the excluded node, see ``NodeHub.status``.
+        pause: that of ``NodeSession``, of a node that left.
+    """
+
+    times: int = 0
+    until: float = 0.0
+    status: dict[str, Any] | None = None
+    pause: float = 0.0
+
+
+class NodeUsers:
+    """The records of all users."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._records: dict[str, UserRecord] = {}
+
+    def excluded(self, user: str) -> bool:
+        """Whether the user is in quarantine."""
+        return user in self._records and self._clock() < self._records[user].until
+
+    def exclude(self, user: str, status: dict[str, Any] | None) -> float:
+        """Begin a quarantine; returns its seconds. ``status`` is that of the user's node, if the node had joined."""
+        record = self._record(user)
+        seconds = QUARANTINE_SECONDS * float(1 << min(record.times, 6))
+        record.times, record.until, record.status = record.times + 1, self._clock() + seconds, status
+        return seconds
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """The statuses of nodes in quarantine."""
+        now = self._clock()
+        return [each.status for each in self._records.values() if each.status is not None and now < each.until]
+
+    def keep_pause(self, user: str, pause: float) -> None:
+        """Remember how long a late node of the user is not asked; 0: the node was in time."""
+        if pause or user in self._records:
+            self._record(user).pause = pause
+
+    def pause(self, user: str) -> float:
+        """The remembered pause; 0 without a late node."""
+        return self._records[user].pause if user in self._records else 0.0
+
+    def _record(self, user: str) -> UserRecord:
+        if user not in self._records and len(self._records) >= MOST_USERS:
+            now = self._clock()
+            self._records = {name: record for name, record in self._records.items() if now < record.until}
+        return self._records.setdefault(user, UserRecord())
