@@ -66,6 +66,21 @@ class Samples:
         return statistics.median(self.seconds[name])
 
 
+def mean_over_texts(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float, float]:
+    """Return the mean per token over texts, and its 95% bootstrap interval over the texts.
+
+    Tokens of one text are alike, so intervals over tokens would be too narrow.
+
+    Args:
+        sums: ``[T]``, of each text's tokens.
+        counts: ``[T]``, of the tokens.
+    """
+    totals, tokens = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    draws = np.random.default_rng(0).integers(len(totals), size=(2000, len(totals)))
+    low, high = np.quantile(totals[draws].sum(1) / tokens[draws].sum(1), [0.025, 0.975])
+    return float(totals.sum() / tokens.sum()), float(low), float(high)
+
+
 def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any], repeats: int) -> Samples:
     """Time every system on every piece of work, in a new random order each time, after one warm-up each."""
     order, samples = list(systems), Samples({name: [] for name in systems})

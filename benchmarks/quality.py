@@ -2,6 +2,7 @@
 
 Run ``python -m benchmarks.quality``. The answers are those of ``examples/data``, which no model was trained on. CoS
 measures accuracy on four tasks; models of this size answer almost no task, so the likelihood of answers stands for it.
+Intervals are over the texts.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.common import DOMAINS, ROOT, write
+from benchmarks.common import DOMAINS, ROOT, mean_over_texts, write
 from cospec import LLM
-from cospec.core.interfaces import Model
+from cospec.core.interfaces import Blend, Model
 from cospec.ensemble.blends.registry import build_blend
-from cospec.ensemble.calibration import read_answers
+from cospec.ensemble.calibration import ReferenceRows, read_answers
 from cospec.models.loading import load_model
 
 SECOND = {"small": "zoo:drafter", "equal": "zoo:target-prose"}  # beside the zoo's target
@@ -43,25 +43,28 @@ def main() -> None:
 
 
 def measure(llm: LLM, models: Sequence[Model], domain: str) -> list[dict[str, Any]]:
-    """Nats per token of the answers of a domain under every blend of two models, each with a 95% interval."""
+    """Return nats per token of the answers of a domain under every blend of two models, each with a 95% interval."""
     lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
     given = [json.loads(line) for line in lines[:PER_DOMAIN]]
     texts = [(llm.encode(row["turns"][0]), llm.encode(row["reference"])[:LONGEST]) for row in given]
-    answers = read_answers(models, texts)
+    answers = [read_answers(models, [text]) for text in texts]
     found = []
     for option, blends in BLENDS.items():
         for value, ensemble in blends.items():
             blend = build_blend(ensemble, 2)
-            losses = []
-            for target, other, tokens in answers.parts():
-                rows = blend.combine([(target, other)[member] for member in blend.members])
-                logs = torch.log_softmax(rows.double(), -1).gather(-1, tokens[:, None])
-                losses.append(-logs[:, 0].numpy())
-            each = np.concatenate(losses)
-            half = 1.96 * float(each.std()) / len(each) ** 0.5
-            nats = [float(each.mean()), float(each.mean()) - half, float(each.mean()) + half]
+            losses = [nats_of(blend, answer) for answer in answers]
+            nats = mean_over_texts(losses, [len(answer) for answer in answers])
             found.append({"domain": domain, "option": option, "value": value, "nats": nats})
     return found
+
+
+def nats_of(blend: Blend, answer: ReferenceRows) -> float:
+    """Return the nats of an answer under a blend."""
+    total = 0.0
+    for target, other, tokens in answer.parts():
+        rows = blend.combine([(target, other)[member] for member in blend.members])
+        total -= float(torch.log_softmax(rows.double(), -1).gather(-1, tokens[:, None]).sum())
+    return total
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ const std::vector<Layout>& layouts() {
             residual_factor, logit_factor, attention_softcap, logit_softcap),
         LAYOUT(InputBatch, ids, positions, row_sequence, visible, mask, tables, starts, write_at, logit_rows, k_pages,
             v_pages, num_rows, num_sequences, num_logit_rows, page_size, table_width, cache_format),
-        LAYOUT(Rollout, temperatures, streams, depths, max_depth, logits, logits_stride, q, tokens, confidence),
+        LAYOUT(Rollout, temperatures, streams, depths, max_depth, logits, logits_stride, q, tokens, confidence, hits),
         LAYOUT(StageIO, input, output, logits, sum),
         LAYOUT(SequenceSlice, start, num_tokens, num_nodes, first_logit, pages, num_pages),
         LAYOUT(KVCacheView, k_pages, v_pages, cache_format, page_size, vocab_size, max_len),

@@ -26,7 +26,7 @@ from benchmarks.papers.sources import Found, Results, Source
 
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
-LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: "max_divergence" in found["rows"][0])
+LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
 SOURCES = (SWEEP, LAW, dsd_measured.PROCESSES)
 
 
@@ -122,8 +122,8 @@ def distribution(results: Results) -> Section:
         "One request at a time, drafts of 4 at temperature 1, on prompts of three domains. The bound of the total "
         "variation replaces τ. Key tokens are looked for in the whole vocabulary, their conditions come from "
         "`cospec calibrate`'s fit on other answers. A rejected token is drawn from the residual of the relaxed "
-        "distribution, so that bound 0 is exact. A bound without a fit within the tolerance keeps the target, so "
-        "bounds 0 and 0.4 are one distribution: their difference in acceptance is the noise of six prompts.",
+        "distribution, so that bound 0 is exact. Intervals are over texts. A bound without a fit within the tolerance "
+        "keeps the target, so bounds 0 and 0.4 are one distribution: their difference is the noise of the prompts.",
     )
 
 
@@ -139,7 +139,7 @@ FIGURES: dict[str, Callable[[Found], str]] = {
     "speed over one target with a drafter": lambda row: _interval(row["speed_over_one_target"], "{:.2f}×"),
     "mean total variation from the target": lambda row: f"{row['divergence']:.4f}",
     "loss of reference answers, nats per token": lambda row: _interval(row["loss"], "{:.4f}"),
-    "target's perplexity of the outputs": lambda row: f"{row['perplexity']:.2f}",
+    "target's perplexity of the outputs": lambda row: _interval(row["perplexity"], "{:.2f}"),
 }
 
 

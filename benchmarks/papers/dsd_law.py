@@ -2,7 +2,8 @@
 
 Speed is that of one request at a time at temperature 1, in alternation with exact verification on the same path, and
 with the default's own path (one target, a model drafter of as many tokens). Quality is the log-likelihood of reference
-answers under the relaxed distribution, and the target's perplexity of the texts that were written.
+answers under the relaxed distribution, and the target's perplexity of the texts that were written. Intervals are over
+the texts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import DOMAINS, ROOT, prompts
+from benchmarks.common import DOMAINS, ROOT, mean_over_texts, prompts
 from benchmarks.papers.sources import Found
 from cospec import LLM, SamplingParams
 from cospec.core.interfaces import Model
@@ -42,7 +43,8 @@ def measure(per_domain: int = 5, tokens: int = 48, rounds: int = 3) -> Found:
     )
     single = LLM(MODELS[0], {"method": "draft_model", "num_speculative_tokens": WINDOW, "policy": "fixed"})
     models = [load_model(name) for name in MODELS]
-    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 2), (2, 10)))
+    validation = read_answers(models, answers(relaxed, 0, 2))
+    held_out = [read_answers(models, [answer]) for answer in answers(relaxed, 2, 10)]
     fits = {bound: calibrate(validation, bound, TOLERANCE).options for bound in BOUNDS}
     systems: dict[str, tuple[LLM, Mapping[str, Any] | None]] = {EXACT_PATH: (single, None)}
     for bound in BOUNDS:
@@ -57,12 +59,12 @@ def measure(per_domain: int = 5, tokens: int = 48, rounds: int = 3) -> Found:
             "speed": speed(seconds["0"], seconds[f"{bound:g}"]),
             "speed_over_one_target": speed(seconds[EXACT_PATH], seconds[f"{bound:g}"]),
             "loss": loss(held_out, fits[bound]),
-            "perplexity": perplexity(models[0], own),
+            "perplexity": perplexity(models[0], own, len(texts)),
         }
         rows.append({"max_divergence": bound, "options": fits[bound].model_dump(), **figures})
     throughput = {name: tokens * len(texts) / float(np.median(runs.sum(-1))) for name, runs in seconds.items()}
     about = {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rounds": rounds, "tolerance": TOLERANCE}
-    return {**about, "answer_tokens": len(held_out), "tokens_per_second": throughput, "rows": rows}
+    return {**about, "answer_tokens": sum(map(len, held_out)), "tokens_per_second": throughput, "rows": rows}
 
 
 def answers(llm: LLM, first: int, last: int) -> list[tuple[list[int], list[int]]]:
@@ -104,28 +106,34 @@ def speed(base: np.ndarray, own: np.ndarray) -> dict[str, float]:
     return {"ratio": float(before.sum() / after.sum()), "low": float(low), "high": float(high)}
 
 
-def loss(rows: ReferenceRows, options: AdaptiveOptions) -> dict[str, float]:
+def loss(answers: Sequence[ReferenceRows], options: AdaptiveOptions) -> dict[str, float]:
     """Nats per token by which reference answers are less likely than under the target, with a 95% interval."""
-    blend = Adaptive(options)
-    lost = []
-    for target, drafter, tokens in rows.parts():
-        relaxed = torch.log_softmax(blend.combine([target, drafter][: len(blend.members)]).double(), -1)
-        own = torch.log_softmax(target.double(), -1)
-        lost.append((own - relaxed).gather(-1, tokens[:, None])[:, 0].numpy())
-    each = np.concatenate(lost)
-    half = 1.96 * float(each.std()) / len(each) ** 0.5
-    return {"mean": float(each.mean()), "low": float(each.mean()) - half, "high": float(each.mean()) + half}
+    blend, lost = Adaptive(options), list[float]()
+    for answer in answers:
+        total = 0.0
+        for target, drafter, tokens in answer.parts():
+            relaxed = torch.log_softmax(blend.combine([target, drafter][: len(blend.members)]).double(), -1)
+            own = torch.log_softmax(target.double(), -1)
+            total += float((own - relaxed).gather(-1, tokens[:, None]).sum())
+        lost.append(total)
+    return dict(zip(("mean", "low", "high"), mean_over_texts(lost, list(map(len, answers))), strict=True))
 
 
-def perplexity(target: Model, outputs: Sequence[RequestOutput]) -> float:
-    """The target's perplexity of what was written."""
-    total = count = 0.0
-    for output in outputs:
+def perplexity(target: Model, outputs: Sequence[RequestOutput], texts: int) -> dict[str, float]:
+    """The target's perplexity of what was written, with a 95% interval.
+
+    Args:
+        outputs: all outputs of the first round, then of the next; ``texts`` in each.
+    """
+    nats, counts = np.zeros(texts), np.zeros(texts, np.int64)
+    for place, output in enumerate(outputs):
         prompt, written = output.prompt_token_ids, output.outputs[0].token_ids
         rows = score(target, [*prompt, *written], len(prompt))
         logs = torch.log_softmax(rows.double(), -1).gather(-1, torch.tensor(written)[:, None])
-        total, count = total - float(logs.sum()), count + len(written)
-    return float(np.exp(total / count))
+        nats[place % texts] -= float(logs.sum())
+        counts[place % texts] += len(written)
+    means = [float(np.exp(each)) for each in mean_over_texts(nats.tolist(), counts.tolist())]
+    return dict(zip(("mean", "low", "high"), means, strict=True))
 
 
 def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, float]:

@@ -342,15 +342,34 @@ API int cospec_llama_stage(LlamaModel* model, const KVCacheView* cache, const Ba
 
 namespace {
 
+// Count the hits of each sequence's rows but the last. Move the last rows of logits [num_logit_rows, vocab] together.
+void take_last_rows(const InputBatch& batch, const Rollout& rollout, long vocab, float* logits) {
+    for (long s = 0, row = 0; s < batch.num_sequences; s++, row++) {
+        const long last = batch.starts[s + 1] - 1;
+        long hits = 0;
+        for (; batch.logit_rows[row] < last; row++)
+            hits += kernels().argmax(logits + row * vocab, vocab) == batch.ids[batch.logit_rows[row] + 1];
+        if (rollout.hits) rollout.hits[s] = hits;
+        memmove(logits + s * vocab, logits + row * vocab, vocab * sizeof(float));
+    }
+}
+
 void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) {
     const long n = first.num_sequences, vocab = model->config.head->outputs;
-    if (!rollout.logits) rollout.logits = model->step_logits.reserve(n * vocab);
-    forward(model, first, {rollout.logits});
+    const bool last_rows_only = first.num_logit_rows == n;
+    float* logits = rollout.logits;
+    if (!logits || !last_rows_only) logits = model->step_logits.reserve(first.num_logit_rows * vocab);
+    forward(model, first, {logits});
+    if (!last_rows_only) {
+        take_last_rows(first, rollout, vocab, logits);
+        if (rollout.logits) memcpy(rollout.logits, logits, n * vocab * sizeof(float));
+    }
+    if (!rollout.logits) rollout.logits = logits;
     select_tokens(rollout, n, vocab, 0);
     std::vector<int64_t> ids(n), positions(n), mask(n, 0), logit_rows(n);
     std::vector<int32_t> sequence(n), visible(n), starts(n + 1), write_at(n);
     for (long s = 0; s < n; s++) {
-        positions[s] = first.positions[first.logit_rows[s]];
+        positions[s] = first.positions[first.starts[s + 1] - 1];
         logit_rows[s] = sequence[s] = starts[s] = s;
     }
     starts[n] = n;
@@ -377,7 +396,7 @@ void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) 
 }  // namespace
 
 // Score the batch, then choose and feed tokens one by one, up to the depth of each sequence.
-// Each sequence has one logit row, its last. The last chosen token is not fed.
+// Each sequence has a logit row for its last token, and rows before for hits alone. The last chosen token is not fed.
 // The pages must have room for all fed tokens. Returns 0 and does nothing where the batch is invalid.
 API int cospec_llama_rollout(
     LlamaModel* model, const KVCacheView* cache, const BatchView* view, const Rollout* rollout) {

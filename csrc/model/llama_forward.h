@@ -73,6 +73,7 @@ struct Rollout {
     int64_t* tokens;  // [S, max_depth]; -1 where no token could be chosen; not written beyond a sequence's depth
     double*
         confidence;  // [S, max_depth], the largest probability of each row, at temperature 1 for greedy rows; or null
+    int64_t* hits;   // [S], how many tokens that follow a row of known tokens are the most likely there; or null
 };
 
 }  // namespace cospec

@@ -91,7 +91,7 @@ struct MultiStepRunner {
         const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, end - first};
         const Rollout rollout = {workspace.temperatures.data(), workspace.streams.data(),
             workspace.depths.data() + first, task.max_draft_len, nullptr, 0, q ? q + row * vocab_size : nullptr,
-            workspace.drafted.data() + row, nullptr};
+            workspace.drafted.data() + row, nullptr, nullptr};
         return cospec_llama_rollout(task.slots[first].drafter, task.slots[first].drafter_cache, &view, &rollout);
     }
 

@@ -117,7 +117,7 @@ class Model(Protocol):
         """Score the batch, then choose and feed tokens of each slice one by one; the last chosen token is not fed.
 
         Slices with the largest depth come first. Every slice asks for its last row, and the cache has room for the
-        depth of the first slice. Requires ``has_rollout``.
+        depth of the first slice. Rows before the last give ``hits`` alone. Requires ``has_rollout``.
         """
 
     def commit(self, commits: Sequence[Commit]) -> None:

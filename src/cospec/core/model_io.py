@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,9 +70,11 @@ class RolloutOutput:
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 for greedy tokens; None if no
             parameters ask for confidences.
         logits: float32 ``[depth, S, V]``, from which each token was chosen; None if no parameters ask for logits.
+        hits: ``[S]``, how many known tokens after a row were the likeliest; empty if all slices have one row.
     """
 
     tokens: list[list[int]]
     q: Floats | None
     confidence: Floats | None = None
     logits: NDArray[np.float32] | None = None
+    hits: Sequence[int] = ()

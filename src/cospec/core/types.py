@@ -161,6 +161,7 @@ class DraftBudget:
         drafters: how many members of a pool take part; None: the pool decides.
         threshold: drafting stops where the product of the confidences is less; 0 never stops.
         confident: the draft must have ``confidence``.
+        count_hits: the draft should have ``hits``, where the drafter reads the tokens of several steps at once.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
         skip_step: the step leaves the sequence out; a step never leaves out all of its sequences.
     """
@@ -171,6 +172,7 @@ class DraftBudget:
     drafters: int | None = None
     threshold: float = 0.0
     confident: bool = False
+    count_hits: bool = False
     release: bool = False
     skip_step: bool = False
 
@@ -265,6 +267,7 @@ class Draft:
         q: ``[N, V]``, the distribution that each token was *drawn from*; None: chosen (point mass) or for ``match``.
         confidence: ``[N]``, the estimated probability that a node is accepted after its parent, 0 to 1; None: no
             estimate. Known before the draw of the token, so that every acceptance method allows a cut by confidence.
+        hits: of the known tokens that the drafter read with the draft, the likeliest ones, and the compared ones.
     """
 
     id: str
@@ -274,6 +277,7 @@ class Draft:
     drafters: tuple[str, ...]
     q: Floats | None = None
     confidence: Floats | None = None
+    hits: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -291,8 +295,7 @@ class Draft:
 @dataclass(frozen=True, slots=True)
 class TargetProbs:
     """The target's distributions for a draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
-
-    The last of the ``N + 1`` rows is missing where the distribution after a chain's last node is unknown.
+    The last row is missing where the distribution after a chain's last node is unknown.
 
     Attributes:
         chosen: ``[N + 1]``, each row's token of a greedy request, whose distribution is a point mass; None otherwise.
@@ -309,10 +312,7 @@ class TargetProbs:
         return self.probs
 
     def draw(self, row: int, position: int, draws: RandomStreams) -> int | None:
-        """The token at ``position``, drawn from ``row``.
-
-        None without such a row: some members of an ensemble may not have scored the last node.
-        """
+        """The token at ``position``, drawn from ``row``; None if a member of an ensemble scored no such row."""
         if self.chosen is not None:
             return self.chosen[row] if row < len(self.chosen) else None
         if row >= len(self.distribution):
@@ -323,9 +323,7 @@ class TargetProbs:
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """What an acceptance method decided: the accepted nodes from the root down, and the token after them.
-
-    ``token`` is None if all of a chain was accepted and the distribution after the chain is unknown.
-    """
+    ``token`` is None if all of a chain was accepted and the distribution after the chain is unknown."""
 
     path: tuple[int, ...]
     token: int | None

@@ -7,7 +7,7 @@ tokens stay, and are moved together if they are a path of a tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -19,6 +19,8 @@ from cospec.drafters.dynamic_tree import room
 from cospec.drafters.interfaces import VocabMapping
 
 CATCH_UP_TOKENS = 2048  # tokens per forward; longer backlogs are fed in pieces to bound memory
+LOOKBACK = 32  # maximum number of known tokens to score or to compare
+MISSED = 3  # tokens of a backlog from which on the drafter missed a step
 
 
 @dataclass(slots=True)
@@ -121,8 +123,13 @@ class DraftKVCache:
         logits = self.model.forward(self.backlog(contexts))
         return self.vocabulary.map_logits([self._places[context.id].own for context in contexts], logits)
 
-    def backlog(self, contexts: Sequence[DraftContext]) -> TokenBatch:
-        """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs."""
+    def backlog(self, contexts: Sequence[DraftContext], compared: Collection[str] = ()) -> TokenBatch:
+        """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs.
+
+        Args:
+            compared: sequences whose slices also get the rows before the latest output tokens, at most ``LOOKBACK``, if
+                the drafter missed a step; for a drafter with the target's vocabulary.
+        """
         slices: list[SequenceSlice] = []
         for context in contexts:
             place = self._places[context.id]
@@ -133,6 +140,8 @@ class DraftKVCache:
                 self.model.forward(TokenBatch((SequenceSlice(context.id, start, piece, logits_from=len(piece)),)))
                 start += CATCH_UP_TOKENS
             tokens = tuple(place.own[start:known])
+            if context.id in compared and not context.assumed and known - start >= MISSED:
+                rows = known - max(start, context.prompt_len - 1, known - 1 - LOOKBACK)
             slices.append(SequenceSlice(context.id, start, tokens, logits_from=len(tokens) - rows))
         return TokenBatch(tuple(slices))
 

@@ -15,12 +15,10 @@ from torch import Tensor
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.rng import Floats
-from cospec.core.sampling import softmax
+from cospec.core.sampling import likeliest, softmax
 from cospec.core.types import DraftBudget, DraftContext, TokenScores
-from cospec.drafters.draft_kv_cache import DraftKVCache
+from cospec.drafters.draft_kv_cache import LOOKBACK, DraftKVCache
 from cospec.native import library
-
-LOOKBACK = 32  # maximum number of known tokens to score
 
 
 def score_known_tokens(
@@ -48,6 +46,24 @@ def score_known_tokens(
         found[part.id] = TokenScores(float(values[row : row + count].sum()), count)
         row += count + 1
     return found
+
+
+def take_last_rows(batch: TokenBatch, logits: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the last row of each slice ``[S, V]``, and how many known tokens were the likeliest after the rows before.
+
+    Args:
+        logits: ``[R, V]`` of the batch, over the ids of its tokens.
+    """
+    if len(logits) == len(batch.slices):
+        return logits, [0] * len(batch.slices)
+    lasts, hits, row = list[int](), list[int](), 0
+    for part in batch.slices:
+        known = part.tokens[part.logits_from + 1 :]
+        best = likeliest(logits[row : row + len(known)])
+        hits.append(sum([token == guess for token, guess in zip(known, best, strict=True)]))
+        row += len(known) + 1
+        lasts.append(row - 1)
+    return torch.stack([logits[last] for last in lasts]), hits
 
 
 def token_probabilities(logits: Tensor, tokens: Sequence[int]) -> Floats:

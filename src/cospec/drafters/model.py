@@ -7,7 +7,7 @@ Trees, and drafts that stop by confidence, grow level by level (``drafters/dynam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
 from cospec.drafters.interfaces import DrafterBuildContext, StartLogits, VocabMapping
-from cospec.drafters.known_token_scores import score_known_tokens
+from cospec.drafters.known_token_scores import score_known_tokens, take_last_rows
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
@@ -53,9 +53,11 @@ class _Chain:
     context: DraftContext
     depth: int
     confident: bool = False  # whether confidences are wanted
+    counts_hits: bool = False
     tokens: list[int] = field(default_factory=list)
     q: Floats | list[Floats] = field(default_factory=list)  # of each token, if tokens are drawn
     confidence: list[float] = field(default_factory=list)
+    hits: tuple[int, int] = (0, 0)
 
 
 class ModelDrafter(Drafter):
@@ -123,7 +125,7 @@ class ModelDrafter(Drafter):
             if branches(budget):
                 trees.append(DynamicTree(context, budget))
             else:
-                chains.append(_Chain(context, budget.depth, budget.confident))
+                chains.append(_Chain(context, budget.depth, budget.confident, budget.count_hits))
         return [*self._propose_chains(chains), *self._propose_trees(trees)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -164,14 +166,14 @@ class ModelDrafter(Drafter):
     def _propose_trees(self, trees: Sequence[DynamicTree]) -> list[Draft]:
         if not trees:
             return []
-        logits = self._kv_cache.behind([tree.context for tree in trees])
+        logits, hits = self._read_backlog([(tree.context, tree.budget.count_hits) for tree in trees])
         grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _identity)
         drafts = []
-        for tree in trees:
+        for tree, own in zip(trees, hits, strict=True):
             self._kv_cache.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
             draft = tree.draft(self.name)
             if draft is not None:
-                drafts.append(draft)
+                drafts.append(replace(draft, hits=own) if own[1] else draft)
                 self._drafted[draft.id] = tree
         return drafts
 
@@ -196,7 +198,10 @@ class ModelDrafter(Drafter):
             self._rollout(chains)
         else:
             with one_torch_thread(self.model.has_rollout):
-                self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
+                logits, hits = self._read_backlog([(chain.context, chain.counts_hits) for chain in chains])
+                for chain, own in zip(chains, hits, strict=True):
+                    chain.hits = own
+                self._step(chains, logits)
         for chain in chains:
             nodes = chain.tokens[:-1]
             self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
@@ -216,9 +221,23 @@ class ModelDrafter(Drafter):
             )
             for p, chain in zip(params, chains, strict=True)
         ]
-        _apply_rollout(
-            chains, self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), rollouts)
-        )
+        counted = [chain.context.id for chain in chains if chain.counts_hits]
+        batch = self._kv_cache.backlog([chain.context for chain in chains], counted)
+        rolled = self.model.rollout(batch, rollouts)
+        _apply_rollout(chains, rolled)
+        if rolled.hits:
+            for chain, right, part in zip(chains, rolled.hits, batch.slices, strict=True):
+                chain.hits = right, len(part.tokens) - part.logits_from - 1
+
+    def _read_backlog(self, sequences: Sequence[tuple[DraftContext, bool]]) -> tuple[Tensor, Sequence[tuple[int, int]]]:
+        """Return the logits after the known tokens, and ``Draft.hits`` of the sequences that ask for them."""
+        contexts, counted = [context for context, _ in sequences], [context.id for context, asks in sequences if asks]
+        if not (counted and self._vocabulary.same):
+            return self._kv_cache.behind(contexts), [(0, 0)] * len(contexts)
+        batch = self._kv_cache.backlog(contexts, counted)
+        logits, right = take_last_rows(batch, self.model.forward(batch))
+        compared = [len(part.tokens) - part.logits_from - 1 for part in batch.slices]
+        return logits, list(zip(right, compared, strict=True))
 
     def _step(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         """Extend chains one token at a time; ``logits [len(chains), V]`` follow the committed tokens."""
@@ -241,7 +260,7 @@ class ModelDrafter(Drafter):
         q = np.asarray(chain.q) if len(chain.q) else None
         confidence = np.array(chain.confidence) if chain.confidence else None
         names, parents = (self.name,) * n, tuple(range(-1, n - 1))
-        return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
+        return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence, chain.hits)
 
 
 def _identity(raw: Floats) -> Floats:

@@ -151,14 +151,16 @@ class CacheBoundForward:
         if any([own.logits for own in params]):
             logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
         given = self._pack(batch)
+        hits = array("q", bytes(8 * count)) if given.rows > count else None
         job = _ROLLOUT.pack(
             start(temperatures), start(streams), start(depths), depth, _address(logits),
             0 if logits is None else logits[0].size, _address(q), start(tokens), _address(confidence),
+            0 if hits is None else start(hits),
         )  # fmt: skip
         if not self._rollout(*self.handles, given.packed, job):
             self._refuse(batch, depth - 1)
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
-        return RolloutOutput(chosen, q, confidence, logits)
+        return RolloutOutput(chosen, q, confidence, logits, () if hits is None else hits)
 
     def _refuse(self, batch: TokenBatch, ahead: int) -> NoReturn:
         """Raise the error of a batch that the library refused; ``ahead`` more tokens of each sequence need room."""

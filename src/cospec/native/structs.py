@@ -82,7 +82,7 @@ Rollout = declare(
     int64 max_depth
     pointer logits
     int64 logits_stride
-    pointer q tokens confidence
+    pointer q tokens confidence hits
     """,
 )
 StageIO = declare(

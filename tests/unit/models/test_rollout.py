@@ -67,7 +67,7 @@ def contexts(stream_kind: StreamKind, *temperatures: float) -> list[DraftContext
 def same(first: list[Draft], second: list[Draft]) -> bool:
     def plain(draft: Draft) -> tuple[object, ...]:
         sure = None if draft.confidence is None else draft.confidence.tobytes()
-        return draft.id, draft.tokens, None if draft.q is None else draft.q.tobytes(), sure
+        return draft.id, draft.tokens, None if draft.q is None else draft.q.tobytes(), sure, draft.hits
 
     return [plain(draft) for draft in first] == [plain(draft) for draft in second]
 
@@ -95,6 +95,33 @@ def test_a_rollout_is_stepping_in_one_call(
             drafter.commit(commits)
         rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
         assert same(rolled, stepped)
+
+
+def test_a_rollout_counts_the_hits_of_missed_steps(folder: Path) -> None:
+    """Some sequences missed none; what the rollout drafts is the same without the count."""
+    rolling, stepping, uncounted = drafter_of(folder, True), drafter_of(folder, False), drafter_of(folder, True)
+    drafters = (rolling, stepping, uncounted)
+    asked = [replace(context, prompt_len=2) for context in contexts(StreamKind.DRAFT, 0.0, 0.8, 0.0)]
+    budgets = [DraftBudget(4, 4, count_hits=True)] * 3
+    first = [drafter.propose(asked, budgets) for drafter in drafters]
+    assert same(first[0], first[1]) and [draft.hits[1] for draft in first[0]] == [3, 12, 21]
+    guessed = [best_after(folder, context.tokens, 6) for context in asked]
+    for context, guess, count in zip(asked, guessed, (1, 6, 6), strict=True):
+        base, new = len(context.tokens), (7, *guess[1:count])
+        cast(list[int], context.tokens).extend(new)
+        for drafter in drafters:
+            drafter.commit([Commit(context.id, base, new, (), base)])
+    rolled, stepped = (drafter.propose(asked, budgets) for drafter in (rolling, stepping))
+    plain = uncounted.propose(asked, [DraftBudget(4, 4)] * 3)
+    assert same(rolled, stepped) and [draft.hits for draft in rolled] == [(0, 0), (5, 5), (5, 5)]
+    assert same([replace(draft, hits=(0, 0)) for draft in rolled], plain)
+
+
+def best_after(folder: Path, tokens: Sequence[int], count: int) -> list[int]:
+    """Tokens after 7, as the model itself continues."""
+    made = ModelDrafter(model(folder))
+    asked = DraftContext("g", [*tokens, 7], 2, SamplingParams(temperature=0), 0, StreamKind.TARGET)
+    return [7, *made.propose([asked], [DraftBudget(count - 1, count - 1)])[0].tokens]
 
 
 @pytest.mark.parametrize("stream_kind", [StreamKind.TARGET, StreamKind.DRAFT])

@@ -13,7 +13,7 @@ from cospec.cluster.nodes.wire import NodeDraft, NodeScore, NodeStep, SparseRow
 from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Draft, DraftBudget, DraftContext, TokenScores
-from cospec.drafters.known_token_scores import LOOKBACK
+from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.pool.combiners.combine import Candidate
 from cospec.runtime.codec import ProtocolError
 

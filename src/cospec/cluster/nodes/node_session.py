@@ -36,7 +36,7 @@ from cospec.cluster.nodes.wire import (
 )
 from cospec.core.interfaces import Clock
 from cospec.core.types import Commit, DraftBudget, DraftContext
-from cospec.drafters.known_token_scores import LOOKBACK
+from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.runtime.codec import ProtocolError
 
 MOST_DAMAGED = 8  # damaged frames before quarantine

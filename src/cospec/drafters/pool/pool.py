@@ -18,6 +18,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, SoleDrafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
@@ -35,6 +36,7 @@ from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 
 FIRST, SEVERAL = "drafters of a pool score known tokens", "several drafters of a pool"  # why ``propose`` must draft
+MISSED_STEPS = "a drafter of a pool missed steps"  # the same: native code counts no hits
 CLEAR_LEAD = 0.8  # share of the weight of drafters with a cost at which scores change no choice
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
 
@@ -109,7 +111,7 @@ class PoolDrafter(Drafter):
         lockstep = self._elsewhere | self._steppers.keys()
         own = [number for number in range(len(self.members)) if number not in lockstep]
         askable = sorted(own, key=lambda number: not self.members[number].later)
-        self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock)
+        self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock, routing.scores_known_tokens)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
             self.member_names,
@@ -315,6 +317,9 @@ class PoolDrafter(Drafter):
         sole = self.members[number]
         if sole.deadline is not None or sole.later:
             return SEVERAL
+        cache = sole.drafter.draft_kv_cache if self.routing.scores_known_tokens else None
+        if cache is not None and cache.backlog_len(context.id, len(context.tokens)) >= MISSED:
+            return MISSED_STEPS
         if any([self.members[other].propose([context], [budget]) for other in heavier]):  # look-ups change no state
             return SEVERAL
         return SoleDrafter(sole.name, sole.drafter)

@@ -112,12 +112,22 @@ class BatchChoice:
         order, count = self.order(ids), len(ids)
         latest = None if self._every else min(self.size or count, count)
 
+        firsts = {count: (choice, budgets)}
+
+        def first(group: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
+            return firsts[len(group)] if group[0] == order[0] else solved(group)
+
         def outcome(size: int) -> LengthChoice:
-            return choice if size == count else solved(order[:size])[0]
+            firsts[size] = firsts.get(size) or solved(order[:size])
+            return firsts[size][0]
 
         size = best_size(batch_sizes(count, self._every), self._limit, outcome, latest)
         self.size = size if size < count else None
-        return (choice, budgets) if self.size is None else in_turns(order, size, solved)
+        return firsts[count] if self.size is None else in_turns(order, size, first)
+
+    def turns(self, count: int) -> float:
+        """Return the steps in which each of ``count`` sequences takes part once, in the mean."""
+        return 1.0 if self.size is None else max(1.0, count / self.size)
 
     def order(self, ids: Sequence[str]) -> list[int]:
         """Return the indices of ``ids``, oldest first, in the order of turns."""

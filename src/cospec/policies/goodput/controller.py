@@ -124,7 +124,9 @@ class Goodput(Policy):
         changed = ids != self._decision.assigned.ids
         resized = changed and self._decision.resized(len(ids))
         unforeseen = resized and len(ids) not in self._decision.by_count
-        if unforeseen or self._observed.seconds >= REVIEW_SECONDS or self._observed.steps >= self._wait:
+        turns = self.batch.turns(len(ids))  # so much rarer are a sequence's drafts, from which a review learns
+        late = self._observed.seconds >= turns * REVIEW_SECONDS or self._observed.steps >= turns * self._wait
+        if unforeseen or late:
             self._review(ids, load, changed)
         elif changed:
             self._carry_over(ids, load, resized)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from cospec.core.types import BatchState, DraftBudget
-from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size
+from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size, in_turns
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
+from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.length_optimizer import LengthChoice
+from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
 from cospec.policies.latency.forward import ForwardLatency
-from cospec.policies.latency.step import LatencyModels
+from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.policies.milp import Milp, MilpOptions
 from cospec.policies.policy_build_context import PolicyContext
 from harness.execution import FLAT, sequences
@@ -88,6 +91,34 @@ def test_a_new_sequence_does_not_overtake() -> None:
     for _ in range(3):
         choice.taken(["a", "b"], [DraftBudget()] * 2)
     assert taken(choice.taken(["new", "a", "b"], [DraftBudget()] * 3)) != [0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_group_is_solved_twice_and_all_groups_get_their_best_lengths(seed: int) -> None:
+    """The choice equals that of solving every group anew."""
+    chance = np.random.default_rng(seed)
+    count, rates = 21, chance.uniform(0.3, 0.98, 21)
+    ids, groups = [f"s{n}" for n in range(count)], list[tuple[int, ...]]()
+    problem = LengthProblem(chains(8), StepLatency(CROWDED), StepBounds())
+
+    def solved(group: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
+        inputs = problem.inputs(BatchState(sequences(len(group))), [50.0] * len(group), None)
+        return problem.per_sequence(rates[list(group)], inputs)
+
+    def noted(group: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
+        groups.append(tuple(group))
+        return solved(group)
+
+    choice, whole = BatchChoice(), solved(range(count))
+    for _ in range(3):  # from all sequences, then from the latest size
+        groups.clear()
+        lengths, budgets = choice.choose(ids, *whole, noted)
+        assert choice.size is not None and choice.turns(count) == count / choice.size
+        expected, own = in_turns(choice.order(ids), choice.size, solved)
+        assert (lengths.counts.tolist(), budgets) == (expected.counts.tolist(), own)
+        assert (lengths.tokens, lengths.seconds) == (expected.tokens, expected.seconds)
+        assert len(set(groups)) == len(groups)
+        choice.taken(ids, budgets)
 
 
 def test_sequences_wait_only_where_a_smaller_step_gains() -> None:
