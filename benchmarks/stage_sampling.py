@@ -1,9 +1,9 @@
 """Measures what sampling in the last stage brings on a link of limited bandwidth.
 
 Run ``python -m benchmarks.stage_sampling``. Two stages of a random Llama are processes; ``--bandwidth`` limits the link
-between the stages and the link to the engine. The last stage returns tokens for plain requests. With ``logprobs`` a
-request needs its logits, so the same requests with ``logprobs`` show the time of logits on the link. The drafter
-replays stored outputs with mistakes.
+between the stages and the link to the engine. The last stage returns tokens for plain requests. A request with
+``logit_bias`` needs its logits, and a bias of 0 changes no token. So the same requests with this bias show the time of
+logits on the link. The drafter replays stored outputs with mistakes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +34,7 @@ from cospec.drafters.synthetic import SyntheticDrafter
 from cospec.models.loading import LoadOptions
 from cospec.text.input_processor import make_requests
 
-KINDS = {"tokens": None, "logits": 0}  # ``logprobs`` of the requests
+KINDS: dict[str, Any] = {"tokens": None, "logits": {0: 0.0}}  # ``logit_bias`` of the requests
 
 
 def run(engine: Engine, target: ShardedModel, params: SamplingParams, given: argparse.Namespace) -> dict[str, float]:
@@ -69,9 +70,9 @@ def measure(target: ShardedModel, temperature: float, given: argparse.Namespace)
         for kind in KINDS
     }
     for number in range(given.repeats + 1):
-        for kind, logprobs in KINDS.items():
+        for kind, bias in KINDS.items():
             params = SamplingParams(
-                temperature=temperature, max_tokens=given.tokens, ignore_eos=True, seed=1, logprobs=logprobs
+                temperature=temperature, max_tokens=given.tokens, ignore_eos=True, seed=1, logit_bias=bias
             )
             found = run(engines[kind], target, params, given)
             if number:  # the first run stores the outputs
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)
     given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), given.hidden, given.vocab_size)
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target, close = load_target(config, [(folder, options)], options)
         assert isinstance(target, ShardedModel)
         try:
-            for name, limit in (("limited", given.bandwidth), ("this machine", None)):
+            for name, limit in (("limited", given.bandwidth), ("local", None)):
                 target.pipeline.set_links(LinkConfig(bandwidth=limit, result_bandwidth=limit))
                 for temperature in (0.0, 0.8):
                     rows.append(
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     )
         finally:
             close()
-    table = Table("link", "temperature", "returned", "ms/token", "bytes/window", "tokens/window", "speed", box=None)
+    table = Table("link", "temperature", "returned", "ms/token", "bytes/window", "kept", "speed", box=None)
     for row in rows:
         for kind, found in row["found"].items():
             speed = row["found"]["logits"]["ms_per_token"] / found["ms_per_token"]
