@@ -38,7 +38,7 @@ class SequenceSlice:
         tokens: ``[n]``.
         parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
         logits_from: rows ``logits_from .. n-1`` get logits.
-        sampling: a ``PipelinedModel`` returns drawn tokens for these rows, and no logits; other models ignore the field.
+        sampling: a ``PipelinedModel`` returns drawn tokens for these rows, not logits; other models ignore the field.
     """
 
     id: str
