@@ -106,13 +106,13 @@ class Nodes:
         }
 
 
-def write_model(folder: Path, hidden: int) -> None:
+def write_model(folder: Path, hidden: int, vocab_size: int = VOCAB) -> None:
     """Write a random Llama."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 11 // 4 // 32 * 32, num_hidden_layers=LAYERS,
-        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64, max_position_embeddings=1024,
-        bos_token_id=None, eos_token_id=None,
+        vocab_size=vocab_size, hidden_size=hidden, intermediate_size=hidden * 11 // 4 // 32 * 32,
+        num_hidden_layers=LAYERS, num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 

@@ -140,6 +140,7 @@ class LinkConfig(Options):
         loss: the probability that a message is lost and sent again, which costs 0.2 s and two delays.
         bandwidth: bytes per second; None for no limit.
         result_delay: seconds of the link from the last stage to the engine.
+        result_bandwidth: the same link's bytes per second; None for no limit.
         seed: of jitter and loss.
     """
 
@@ -148,6 +149,7 @@ class LinkConfig(Options):
     loss: float = Field(default=0.0, ge=0, lt=1, strict=False)
     bandwidth: float | None = Field(default=None, gt=0, strict=False)
     result_delay: float = Field(default=0.0, ge=0, strict=False)
+    result_bandwidth: float | None = Field(default=None, gt=0, strict=False)
     seed: int = 0
 
 

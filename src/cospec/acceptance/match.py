@@ -23,6 +23,7 @@ class Match(AcceptanceMethod):
     needs_probs: ClassVar[bool] = False
     trees: ClassVar[bool] = True
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET
+    reads_draws: ClassVar[bool] = True
     native_id: ClassVar[int | None] = 0
     tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:match"
 

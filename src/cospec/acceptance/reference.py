@@ -95,6 +95,13 @@ def verify_drafts(
     return found
 
 
+def verify_drawn(task: VerifyTask, acceptance_method: AcceptanceMethod, tokens: Sequence[int]) -> VerifiedDraft:
+    """Return the result of a task by drawn tokens ``[R]``, see ``BatchOutput``; the method ``reads_draws``."""
+    result = _verify(task, acceptance_method, TargetProbs(tuple(tokens[task.verified_rows])))
+    finite = [None if token < 0 else token for token in tokens]
+    return result if uses_finite_rows(task, result, finite) else NOT_FINITE
+
+
 def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[str, str]]:
     """Return the logits after the requests' edits, and error texts by id for edits that failed.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.model_io import BatchOutput, RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import Future, StepResult, SubmittedStep
@@ -136,8 +136,11 @@ class PipelinedModel(Model, Protocol):
 
     max_in_flight: int
 
-    def submit(self, batch: TokenBatch) -> Future[Tensor]:
-        """Like ``forward``; the logits arrive later. Raises as ``forward``, and ``VerifierLost``."""
+    def submit(self, batch: TokenBatch) -> Future[BatchOutput]:
+        """Like ``forward``; the output arrives later, with tokens for slices that have ``sampling``.
+
+        Raises as ``forward``, and ``VerifierLost``.
+        """
 
 
 class Blend(Protocol):

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cospec.core.rng import Floats, StreamKey
+from cospec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # the scheduler imports no torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How the token after each row of a slice is drawn, see ``PipelinedModel``.
+
+    Attributes:
+        params: of a request whose logits no processor edits.
+        seed: of the stream ``TARGET``.
+    """
+
+    params: SamplingParams
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +38,7 @@ class SequenceSlice:
         tokens: ``[n]``.
         parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
         logits_from: rows ``logits_from .. n-1`` get logits.
+        sampling: a ``PipelinedModel`` returns drawn tokens for these rows, not logits; other models ignore the field.
     """
 
     id: str
@@ -27,6 +46,7 @@ class SequenceSlice:
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
     logits_from: int = 0
+    sampling: RowSampling | None = None
 
     @property
     def known(self) -> int:
@@ -39,6 +59,20 @@ class TokenBatch:
     """A packed, ragged batch for one forward pass. Logits are concatenated in the order of the slices."""
 
     slices: tuple[SequenceSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """What a ``PipelinedModel`` computed.
+
+    Attributes:
+        logits: ``[R, V]`` of the slices without ``sampling``, in their order.
+        tokens: ``[S]``, one per row of the slices with ``sampling``, in their order. -1 marks a row whose logits are
+            not finite, and a row that no path of drawn tokens reaches.
+    """
+
+    logits: Tensor
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

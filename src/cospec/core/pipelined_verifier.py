@@ -1,14 +1,17 @@
-"""Verifies with a target that computes several batches at a time, such as pipeline stages in other processes."""
+"""Verifies with a target that computes several batches at a time, such as pipeline stages in other processes.
+
+Logits are large: four bytes for each token of the vocabulary and each row. The target therefore draws the tokens of all
+requests that need no more than tokens, and returns logits for the other requests of the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import PipelinedModel
-from cospec.core.model_io import TokenBatch
+from cospec.core.model_io import BatchOutput, RowSampling, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
@@ -33,7 +36,9 @@ class PipelinedVerifier:
     def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
         """Send the batch to the target; the drafts are verified when the result is collected."""
         tasks, slices = self._verifier.lay_out(entries, drafts)
-        return _Outputs(self._verifier, tasks, self._model.submit(TokenBatch(tuple(slices))))
+        drawn = [self._verifier.draws_suffice(task) for task in tasks]
+        parts = (_sampled(task, part) if own else part for task, part, own in zip(tasks, slices, drawn, strict=True))
+        return _Outputs(self._verifier, tasks, drawn, self._model.submit(TokenBatch(tuple(parts))))
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's caches; other sequences may be in flight."""
@@ -45,16 +50,48 @@ class PipelinedVerifier:
 
 
 class _Outputs:
-    """The outputs of a submission, computed from logits that may arrive later."""
+    """The outputs of a submission, computed from tokens and logits that may arrive later.
 
-    def __init__(self, verifier: TargetVerifier, tasks: Sequence[VerifyTask], logits: Future[Tensor]) -> None:
-        self._verifier, self._tasks, self._logits = verifier, tasks, logits
+    Args:
+        drawn: ``[len(tasks)]``, whether the target draws the tokens of the task.
+    """
+
+    def __init__(
+        self,
+        verifier: TargetVerifier,
+        tasks: Sequence[VerifyTask],
+        drawn: Sequence[bool],
+        output: Future[BatchOutput],
+    ) -> None:
+        self._verifier, self._tasks, self._drawn, self._output = verifier, tasks, drawn, output
 
     def done(self) -> bool:
-        """Whether the logits are here, or lost."""
-        return self._logits.done()
+        """Whether the target's output is here, or lost."""
+        return self._output.done()
 
     def result(self, timeout: float | None = None) -> list[StepOutput]:
         """Verify the drafts; raises what the target raises."""
-        logits = self._verifier.blend.combine([self._logits.result(timeout)])
-        return self._verifier.decide(self._tasks, logits)
+        output = self._output.result(timeout)
+        by_token, by_logits = (self._rows(drawn) for drawn in (True, False))
+        accepted = iter(self._verifier.accept(by_token, output.tokens))
+        decided = iter(self._verifier.decide(by_logits, output.logits) if by_logits else ())
+        return [next(accepted if drawn else decided) for drawn in self._drawn]
+
+    def _rows(self, drawn: bool) -> list[VerifyTask]:
+        """Return the tasks of one kind with their places among the rows of this kind."""
+        own = (task for task, each in zip(self._tasks, self._drawn, strict=True) if each is drawn)
+        return list(_packed(own))
+
+
+def _packed(tasks: Iterable[VerifyTask]) -> Iterable[VerifyTask]:
+    row = 0
+    for task in tasks:
+        last = row + task.last - task.first
+        yield replace(task, first=row, last=last)
+        row = last
+
+
+def _sampled(task: VerifyTask, part: SequenceSlice) -> SequenceSlice:
+    """Return the slice with the request's sampling, where the slice has rows."""
+    request = task.entry.sequence.request
+    return replace(part, sampling=RowSampling(request.sampling, request.seed)) if task.count else part

@@ -213,6 +213,7 @@ class AcceptanceMethod(ABC):
         needs_probs: needs ``TargetProbs.probs`` for greedy requests too.
         trees: verifies trees; False: chains only.
         stream_kind: the stream that drafters draw with under the acceptance method.
+        reads_draws: ``verify`` reads ``target.draw`` alone, so the drawn tokens replace the distributions.
         native_id: the method's number in ``csrc/spec/verify.cpp``; None: the method runs in Python.
         tensor_form: ``module:function`` of a ``acceptance.tensor.methods.TensorForm``; None: no such form.
     """
@@ -222,11 +223,13 @@ class AcceptanceMethod(ABC):
     needs_probs: ClassVar[bool]
     trees: ClassVar[bool]
     stream_kind: ClassVar[StreamKind]
+    reads_draws: ClassVar[bool] = False
     native_id: ClassVar[int | None] = None
     tensor_form: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.reads_draws = vars(cls).get("reads_draws", False)
         cls.native_id = vars(cls).get("native_id")  # a subclass may verify differently than its base class
         cls.tensor_form = vars(cls).get("tensor_form")
 

@@ -34,6 +34,7 @@ from cospec.native import verifier as native_verifier
 from cospec.native.library import NativeBlend, Source
 from cospec.native.verifier import NativeVerifier
 
+NO_LOGITS = torch.empty(0, 0)
 _Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,19 @@ class TargetVerifier:
             found = iter(verify(groups[0], logits)), iter(self._verify_in_python(groups[1], logits))
             results = [next(found[0] if each else found[1]) for each in supported]
         return [self.output_of(task, result, logits) for task, result in zip(tasks, results, strict=True)]
+
+    def draws_suffice(self, task: VerifyTask) -> bool:
+        """Whether ``accept`` can verify the task by drawn tokens, without logits; pure."""
+        params = task.entry.sequence.request.sampling
+        if params.edits_logits or params.logprobs is not None or params.prompt_logprobs is not None:
+            return False
+        return task.draft is None or self.acceptance_method(task.entry.sequence).reads_draws
+
+    def accept(self, tasks: Sequence[VerifyTask], tokens: Sequence[int]) -> list[StepOutput]:
+        """Verify tasks of ``draws_suffice`` by drawn tokens ``[R]``; return one output per task, in order."""
+        methods = self._methods(tasks)
+        results = [reference.verify_drawn(*each, tokens) for each in zip(tasks, methods, strict=True)]
+        return [self.output_of(task, result, NO_LOGITS) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
         """Return the function that verifies by these logits, and the function that gives reasons against a method."""

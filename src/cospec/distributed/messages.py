@@ -1,8 +1,8 @@
 """The messages between an engine and the stages of its target.
 
-Windows go from the engine through all stages, and logits return from the last. One message is one traversal: a window
-carries the page tables of its sequences, and the cache entries that earlier windows' accepted nodes move to. Therefore
-stages know no sequences, and a commit costs no message of its own.
+Windows go from the engine through all stages; tokens and logits return from the last. One message is one traversal: a
+window carries the page tables of its sequences, and the cache entries that earlier windows' accepted nodes move to.
+Therefore stages know no sequences, and a commit costs no message of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cospec.models.stage import StageBatch
 from cospec.runtime.messages import Failed, ProtocolMessage, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ class Join(ProtocolMessage, frozen=True):
     """The first message of a connection to a stage.
 
     Attributes:
-        results: whether the connection takes logits from the last stage, instead of giving windows.
+        results: whether the connection takes results from the last stage, instead of giving windows.
     """
 
     token: str
@@ -78,6 +79,7 @@ class Window(ProtocolMessage, frozen=True):
         slices, ids, parents, pages: see ``StageBatch``.
         sources, targets: int64 ``[M]``, slots that every stage copies first.
         states: float32 ``[T, hidden]``, after the layers of the stages before; None from the engine.
+        draws: ``[D, FIELDS]`` for slices whose tokens the last stage draws, see ``stage_sampling``; None for none.
         error: why a stage before could not compute the window; later stages pass the window on.
     """
 
@@ -89,12 +91,13 @@ class Window(ProtocolMessage, frozen=True):
     sources: Array
     targets: Array
     states: Array | None = None
+    draws: Array | None = None
     error: str | None = None
 
     @classmethod
-    def of(cls, number: int, batch: StageBatch, moves: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Window:
+    def of(cls, number: int, batch: StageBatch, moves: Moves, draws: Array | None = None) -> Window:
         """Return the window that the engine sends."""
-        return cls(number, batch.slices, batch.ids, batch.parents, batch.pages, *moves)
+        return cls(number, batch.slices, batch.ids, batch.parents, batch.pages, *moves, draws=draws)
 
     @property
     def batch(self) -> StageBatch:
@@ -104,21 +107,32 @@ class Window(ProtocolMessage, frozen=True):
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = (self.slices, self.ids, self.parents, self.pages, self.sources, self.targets, self.states)
-        return sum(each.nbytes for each in arrays if each is not None)
+        return _bytes_of(
+            self.slices, self.ids, self.parents, self.pages, self.sources, self.targets, self.states, self.draws
+        )
 
 
-class Logits(ProtocolMessage, frozen=True):
-    """The result of a window: float32 ``[R, V]``, or the reason why there is none."""
+class WindowOutput(ProtocolMessage, frozen=True):
+    """The result of a window, see ``BatchOutput``, or the reason why there is none.
+
+    Attributes:
+        logits: float32 ``[R, V]``; None without such rows.
+        tokens: int64 ``[S]``; None without such rows.
+    """
 
     number: int
     logits: Array | None = None
+    tokens: Array | None = None
     error: str | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the logits."""
-        return 0 if self.logits is None else self.logits.nbytes
+        """Bytes of all arrays."""
+        return _bytes_of(self.logits, self.tokens)
+
+
+def _bytes_of(*arrays: Array | None) -> int:
+    return sum(each.nbytes for each in arrays if each is not None)
 
 
 StageCommand = Start | Connect | SetLinks

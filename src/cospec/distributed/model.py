@@ -12,6 +12,7 @@ from cospec.core.interfaces import NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.types import Commit
 from cospec.distributed.pipeline import Pipeline, WindowFuture
+from cospec.distributed.stage_sampling import draws_of
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import check
 from cospec.models.kv_cache import accepted_moves
@@ -50,7 +51,7 @@ class ShardedModel:
         return self
 
     def submit(self, batch: TokenBatch) -> WindowFuture:
-        """Send a batch through the stages.
+        """Send a batch through the stages; the last stage draws the tokens of slices that have ``sampling``.
 
         Raises:
             InvalidInput: a token id or a length is out of the model's range.
@@ -61,11 +62,11 @@ class ShardedModel:
         flat = StageBatch.of(batch, self.pages.table)
         moves = np.array(self._sources, np.int64), np.array(self._targets, np.int64)
         self._sources, self._targets = [], []
-        return self.pipeline.submit(flat, moves)
+        return self.pipeline.submit(flat, moves, draws_of(batch))
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return logits ``[R, V]``, see ``Model.forward``; no other window passes the last stage meanwhile."""
-        return self.submit(batch).result()
+        return self.submit(batch).result().logits
 
     def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """See ``Model.rollout``."""

@@ -1,4 +1,4 @@
-"""The engine's end of a sharded target: windows in, logits out, several at a time, and a new start after a loss.
+"""The engine's end of a sharded target: windows in, results out, several at a time, and a new start after a loss.
 
 A lost or frozen process loses every window in flight and all KV caches. Then all futures raise ``VerifierLost``, and
 the next submission starts new processes. The engine computes its requests again from their committed tokens.
@@ -13,13 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future as Arrival
 from concurrent.futures import InvalidStateError
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.messages import Logits, Window
+from cospec.core.model_io import BatchOutput
+from cospec.distributed.messages import Array, Moves, Window, WindowOutput
 from cospec.distributed.stage_processes import StageProcesses
 from cospec.errors import ModelError, VerifierLost
 from cospec.models.stage import StageBatch
@@ -29,23 +27,21 @@ from cospec.runtime.transport import ChannelClosed
 STARTS = 4  # in a row, none of which served for long
 PROVEN = 64  # windows after which the processes count as processes that work
 
-Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
-
 log = logging.getLogger(__name__)
 
 
 class WindowFuture:
-    """Logits on their way through the stages."""
+    """A window on its way through the stages."""
 
-    def __init__(self, pipeline: Pipeline, arrival: Arrival[Tensor]) -> None:
+    def __init__(self, pipeline: Pipeline, arrival: Arrival[BatchOutput]) -> None:
         self._pipeline, self._arrival = pipeline, arrival
 
     def done(self) -> bool:
-        """Whether the logits are here, or lost."""
+        """Whether the result is here, or lost."""
         return self._arrival.done()
 
-    def result(self, timeout: float | None = None) -> Tensor:
-        """Return float32 logits ``[R, V]``.
+    def result(self, timeout: float | None = None) -> BatchOutput:
+        """Return float32 logits and drawn tokens.
 
         Raises:
             VerifierLost: the processes are lost, or did not answer in time.
@@ -74,7 +70,7 @@ class Pipeline:
     def __init__(self, start: Callable[[], StageProcesses], patience: float) -> None:
         self._start, self.patience = start, patience
         self._lock = threading.Lock()
-        self._pending: dict[int, Arrival[Tensor]] = {}
+        self._pending: dict[int, Arrival[BatchOutput]] = {}
         self._number = self._unproven = 0
         self.starts = 0
         self._refusal: VerifierLost | None = None
@@ -87,19 +83,25 @@ class Pipeline:
         running = self._running
         return [] if running is None else running.pids
 
-    def submit(self, batch: StageBatch, moves: Moves) -> WindowFuture:
+    @property
+    def result_bytes(self) -> int:
+        """Bytes that the last stage of the running processes has sent, as they pass the wire."""
+        running = self._running
+        return 0 if running is None else running.results.received
+
+    def submit(self, batch: StageBatch, moves: Moves, draws: Array | None = None) -> WindowFuture:
         """Send a window. After a loss this starts the processes again, whose KV caches are empty.
 
         Raises:
             VerifierLost: the processes cannot be started again, or are lost.
         """
         running = self._running or self._restart()
-        number, arrival = self._number, Arrival[Tensor]()
+        number, arrival = self._number, Arrival[BatchOutput]()
         self._number += 1
         with self._lock:
             self._pending[number] = arrival
         try:
-            running.windows.send(Window.of(number, batch, moves))
+            running.windows.send(Window.of(number, batch, moves, draws))
         except ChannelClosed:
             self.lose(running.endings())
         return WindowFuture(self, arrival)
@@ -159,7 +161,7 @@ class Pipeline:
             return None
 
     def _receive(self, running: StageProcesses) -> None:
-        """Take logits in until the connection ends, so that the last stage never waits for the engine."""
+        """Take results in until the connection ends, so that the last stage never waits for the engine."""
         try:
             while True:
                 self._take(running.results.receive())
@@ -167,18 +169,19 @@ class Pipeline:
             if self._running is running:
                 self.lose(running.endings())
 
-    def _take(self, message: Logits) -> None:
+    def _take(self, message: WindowOutput) -> None:
         with self._lock:
             arrival = self._pending.pop(message.number, None)
             self._unproven = 1 if message.number % PROVEN == PROVEN - 1 else self._unproven
         if arrival is None:
             return
-        if message.error is not None or message.logits is None:
-            _settle(arrival, RuntimeError(message.error or "a stage returned no logits"))
-        else:
-            arrival.set_result(torch.from_numpy(message.logits.copy()))
+        if message.error is not None:
+            _settle(arrival, RuntimeError(message.error))
+            return
+        logits = torch.empty(0, 0) if message.logits is None else torch.from_numpy(message.logits.copy())
+        arrival.set_result(BatchOutput(logits, () if message.tokens is None else message.tokens.tolist()))
 
 
-def _settle(arrival: Arrival[Tensor], error: Exception) -> None:
-    with contextlib.suppress(InvalidStateError):  # the logits came first
+def _settle(arrival: Arrival[BatchOutput], error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):  # the result came first
         arrival.set_exception(error)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import connect
-from cospec.distributed.messages import Address, Connect, Connected, Join, Listening, Logits, SetLinks, StageReply
+from cospec.distributed.messages import Address, Connect, Connected, Join, Listening, SetLinks, StageReply, WindowOutput
 from cospec.distributed.stage_worker import StagePlan, plan_of
 from cospec.errors import ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
@@ -63,7 +63,7 @@ class StageProcesses:
 
     Attributes:
         windows: takes ``Window`` messages for the first stage.
-        results: brings ``Logits`` from the last stage, in the order of the windows.
+        results: brings ``WindowOutput`` from the last stage, in the order of the windows.
 
     Raises:
         ModelError: a part of the model cannot be loaded; the sentence is the stage's.
@@ -125,7 +125,7 @@ class StageProcesses:
             self._channels[number].send(command)
         ranks = plans[0].options.shard.ranks
         windows = connect(addresses[0], token, Join)
-        results = connect(addresses[len(plans) - ranks], token, Logits, results=True)
+        results = connect(addresses[len(plans) - ranks], token, WindowOutput, results=True)
         for number in range(len(plans)):
             self._answer(number, Connected)
         self._channels += [windows, results]

@@ -19,8 +19,18 @@ from torch import Tensor
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import Link, accept, connect, listen
-from cospec.distributed.messages import Connect, Connected, Join, Listening, Logits, SetLinks, StageCommand, Window
+from cospec.distributed.messages import (
+    Connect,
+    Connected,
+    Join,
+    Listening,
+    SetLinks,
+    StageCommand,
+    Window,
+    WindowOutput,
+)
 from cospec.distributed.shards import ShardGroup
+from cospec.distributed.stage_sampling import output_of
 from cospec.errors import CospecError, failure
 from cospec.models.load_options import LoadOptions
 from cospec.models.loading import load_stage
@@ -170,12 +180,13 @@ class _Stage:
             for shard in neighbours.shards:
                 shard.send(window)
             result = self._answer(window)
+            output = None if neighbours.results is None else _output(result)
             if self._least:
                 time.sleep(max(0.0, end - time.monotonic()))
             if neighbours.next is not None:
                 neighbours.next.send(result)
-            elif neighbours.results is not None:
-                neighbours.results.send(Logits(result.number, result.states, result.error))
+            elif neighbours.results is not None and output is not None:
+                neighbours.results.send(output)
 
     def _answer(self, window: Window) -> Window:
         """Return the window after the layers of this stage."""
@@ -194,9 +205,17 @@ class _Stage:
         return msgspec.structs.replace(window, states=None if found is None else found.numpy())
 
 
+def _output(window: Window) -> WindowOutput:
+    """Return what the last stage sends to the engine."""
+    try:
+        return output_of(window)
+    except Exception as error:
+        return WindowOutput(window.number, error=failure(error))
+
+
 def _result_link(links: LinkConfig) -> LinkConfig:
     """Return the link from the last stage to the engine."""
-    return LinkConfig(delay=links.result_delay)
+    return LinkConfig(delay=links.result_delay, bandwidth=links.result_bandwidth)
 
 
 def _watch(control: Channel, neighbours: _Neighbours, parent: int) -> None:

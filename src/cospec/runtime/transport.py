@@ -144,9 +144,13 @@ class Channel:
         stream: a connected stream socket, which the channel owns from now on.
         accepts: type of the messages that the peer sends.
         patience: seconds after which a peer that does not read counts as dead; None waits for ever.
+
+    Attributes:
+        received: bytes so far.
     """
 
     def __init__(self, stream: socket.socket, accepts: Any, patience: float | None = None) -> None:
+        self.received = 0
         stream.setblocking(True)  # for sends, which the system finishes without waking this process for each piece
         if patience is not None:
             stream.setsockopt(
@@ -213,6 +217,7 @@ class Channel:
                 raise ChannelClosed("The peer is gone.") from error
             if not count:
                 raise ChannelClosed("The peer has closed the connection.")
+            self.received += count
             message = self._reader.advance(count)
             if message is not None:
                 return message

@@ -12,7 +12,7 @@ import torch
 from cospec.config import LinkConfig
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.distributed.links import RETRANSMISSION, Link, LinkClock, accept, connect, listen
-from cospec.distributed.messages import Join, Logits, Window
+from cospec.distributed.messages import Join, Window, WindowOutput
 from cospec.distributed.shards import in_order
 from cospec.models.stage import StageBatch
 from cospec.runtime.codec import Codec
@@ -98,13 +98,13 @@ def test_a_stranger_cannot_join() -> None:
 
 def test_a_delayed_link_delivers_in_order() -> None:
     ours, theirs = socket.socketpair()
-    sender, receiver = Channel(ours, Logits), Channel(theirs, Logits)
+    sender, receiver = Channel(ours, WindowOutput), Channel(theirs, WindowOutput)
     link = Link(sender, LinkConfig(delay=0.05, jitter=0.01))
     for number in range(5):
-        link.send(Logits(number))
+        link.send(WindowOutput(number))
     assert [receiver.receive(5.0).number for _ in range(5)] == list(range(5))
     link.change(LinkConfig())
-    link.send(Logits(5))
+    link.send(WindowOutput(5))
     assert receiver.receive(5.0).number == 5
     sender.close()
     receiver.close()
