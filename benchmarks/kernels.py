@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from cospec.bench.roofline import bandwidth
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
@@ -66,13 +67,6 @@ def medians(calls: dict[int, Callable[[], Any]], repeats: int) -> dict[int, floa
     return {key: statistics.median(taken) for key, taken in times.items()}
 
 
-def memory_bandwidth(repeats: int) -> float:
-    """Measure bytes per second while reading 512 MiB."""
-    block = torch.ones(128 << 20)
-    seconds = medians({0: block.sum}, repeats)[0]
-    return block.numel() * 4 / seconds
-
-
 def bench_linear(shape: Shape, format: WeightFormat, repeats: int) -> None:
     """Time all products of a forward in sequence, so that weights come from the usual memory."""
     layers = [PackedLinear(format.read(torch.randn(size)), None) for size in shape.products]
@@ -95,7 +89,7 @@ def bench_linear(shape: Shape, format: WeightFormat, repeats: int) -> None:
         print(f"{rows:>6}{seconds * 1e3:>10.3f}{speed:>10.1f}{flops:>10.1f}{seconds / taken[1]:>10.2f}")
 
 
-def bench_forward(shape: Shape, format: WeightFormat, repeats: int, bandwidth: float) -> None:
+def bench_forward(shape: Shape, format: WeightFormat, repeats: int, speed: float) -> None:
     """Time whole forwards of one sequence; rows as in the verification of a chain."""
     fused, cache = _model(shape, format)
 
@@ -107,7 +101,7 @@ def bench_forward(shape: Shape, format: WeightFormat, repeats: int, bandwidth: f
         return lambda: fused.logits(packed, cache.layers)
 
     taken = medians({rows: call(rows) for rows in ROWS}, repeats)
-    floor = bytes_of(format, shape.products) / bandwidth
+    floor = bytes_of(format, shape.products) / speed
     print(
         f"\nfused forward of {shape.name}, {format.name}, context {CONTEXT}; weights / bandwidth = {floor * 1e3:.3f} ms"
     )
@@ -145,11 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.isa:
         operators.set_isa(options.isa)
     format = WEIGHT_FORMATS.load(options.format)()
-    bandwidth = memory_bandwidth(max(3, options.repeats // 4))
-    print(f"{operators.isa()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
+    speed = 1e9 * bandwidth()
+    print(f"{operators.isa()}, {operators.threads()} threads, memory read at {speed / 1e9:.1f} GB/s")
     for shape in SHAPES:
         bench_linear(shape, format, options.repeats)
-        bench_forward(shape, format, options.repeats, bandwidth)
+        bench_forward(shape, format, options.repeats, speed)
 
 
 if __name__ == "__main__":

@@ -317,13 +317,15 @@ API void cospec_attention(const AttentionParams* params) {
     });
 }
 
-// Use huge pages for untouched memory: attention reads small pieces, and each lookup of a page costs.
-API void cospec_use_huge_pages(void* memory, long bytes) {
-#if defined(__linux__)
-    const uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    const uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#endif
+// Read memory to measure the bandwidth, each thread its own part. Returns the sum of the words.
+API uint64_t cospec_read_memory(const uint64_t* from, long words) {
+    std::atomic<uint64_t> total{0};
+    in_parallel(num_threads(), [&](const Team& team) {
+        uint64_t sum = 0;
+        for (long i = team.begin(words); i < team.end(words); i++) sum += from[i];
+        total += sum;
+    });
+    return total;
 }
 
 API void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y) {

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from cospec.config import EngineConfig, SpeculativeConfig, read_json
 from cospec.core.engine import Engine
 from cospec.core.types import Event, Request, Speculation
@@ -256,6 +254,8 @@ class LLM:
 
 def _bar(wanted: bool | Callable[..., Any], total: int) -> AbstractContextManager[Any]:
     """Return the progress bar of ``total`` outputs; the bar shows nothing if ``wanted`` is False."""
+    from tqdm.auto import tqdm  # imported here, because a start needs no bar
+
     make = wanted if callable(wanted) else tqdm
     shown = {} if callable(wanted) else {"disable": not wanted}
     return closing(make(total=total, desc="outputs", dynamic_ncols=True, **shown))

@@ -10,12 +10,13 @@ import pytest
 
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Event
+from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.sampling_params import SamplingParams
 from cospec.server.responses import CompletionShape
 from cospec.server.schemas import CompletionBody
 from cospec.server.service import Output
 from cospec.text.input_processor import make_requests
-from cospec.text.tokenizer import TextTokenizer, load_tokenizer
+from cospec.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from server.conftest import Running
@@ -194,7 +195,7 @@ def test_every_sampling_key_is_taken(server: Running) -> None:
 
 
 def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder: Path) -> None:
-    tokens = TextTokenizer(load_tokenizer(str(tokenizer_folder)), 256, 300)
+    tokens = TextTokenizer(tokenizer_of(str(tokenizer_folder)), 256, 300)
     body = CompletionBody(prompt=[[1]], logprobs=0)
     (request,) = make_requests("r", (1,), SamplingParams(logprobs=0))
     shape, output, offsets = CompletionShape(body, tokens), Output("", request), []

@@ -259,10 +259,11 @@ def test_closed_client_takes_nothing(config: EngineConfig) -> None:
 
 
 def test_refusal_carries_its_field(config: EngineConfig, tokenizer_folder: Path) -> None:
-    from cospec.text.tokenizer import TextTokenizer, load_tokenizer
+    from cospec.models.hf_tokenizer import tokenizer_of
+    from cospec.text.tokenizer import TextTokenizer
 
     async def use(client: AsyncEngineClient) -> None:
-        tokens = TextTokenizer(load_tokenizer(str(tokenizer_folder)), 256, client.info.vocab_size)
+        tokens = TextTokenizer(tokenizer_of(str(tokenizer_folder)), 256, client.info.vocab_size)
         refused = make_requests("r", tokens.encode("REFUSE"), SamplingParams())
         with pytest.raises(RequestRefused) as error:
             await anext(client.submit(refused))

@@ -23,12 +23,12 @@ from cospec.cluster.ray_replicas import RayReplicas
 from cospec.cluster.replica import EngineReplica, NodePlan
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
+from cospec.models.hf_tokenizer import import_libraries
 from cospec.runtime.engine_process_main import Build, build_engine
 from cospec.runtime.engine_supervisor import Supervision
 from cospec.server.admission import AdmissionLimits
 from cospec.server.auth import read_keys
 from cospec.server.run import make_app
-from cospec.text.tokenizer import import_tokenizers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,7 +50,7 @@ class ApiServer:
         self, config: ClusterConfig, target: DeploymentHandle[Any], *drafters: DeploymentHandle[Any]
     ) -> None:
         replicas = RayReplicas(target)
-        info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_tokenizers))
+        info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_libraries))
         settings = read_keys(config.server)
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
         engine = ReplicatedEngine(replicas, info)

@@ -10,7 +10,9 @@ import torch
 from cospec.errors import ModelError
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_logging import hf_logging_off
+from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.models.lora import base_folder
+from cospec.models.plain_config import PlainConfig, store_config, stored_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,14 +28,24 @@ def hf_config(name: str, folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    try:
-        config = AutoConfig.from_pretrained(folder, **LOCAL)
-    except Exception as error:
-        # Configurations of unknown types, or with their own code, end here with an error.
-        raise ModelError(f"The configuration of {name} cannot be used: {first_line(error)}.") from error
+    with hf_logging_off():
+        try:
+            config = AutoConfig.from_pretrained(folder, **LOCAL)
+        except Exception as error:
+            # Configurations of unknown types, or with their own code, end here with an error.
+            raise ModelError(f"The configuration of {name} cannot be used: {first_line(error)}.") from error
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the source of the weights unpacks them; transformers would do so again
     return config
+
+
+def model_config(name: str, folder: Path) -> Any | PlainConfig:
+    """Return the values of ``hf_config``, without an import of transformers if an earlier start stored the values."""
+    found: Any | PlainConfig | None = stored_config(folder)
+    if found is None:
+        found = hf_config(name, folder)
+        store_config(folder, found)
+    return found
 
 
 def hf_model(folder: Path, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -67,12 +79,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: no tokenizer exists, or its reading would run code of the folder.
     """
-    from transformers import AutoTokenizer
-
     folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
     with hf_logging_off():
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **LOCAL)
+            tokenizer: PreTrainedTokenizerBase = tokenizer_of(folder, **LOCAL)
         except Exception as error:
             # Many libraries read tokenizers and may raise anything.
             raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error

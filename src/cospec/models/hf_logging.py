@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from logging import INFO
 from typing import Any, TypeVar
 
 _LOADING = threading.RLock()  # transformers' settings, and how it ties weights, are the process's
@@ -16,7 +17,7 @@ _LOADING = threading.RLock()  # transformers' settings, and how it ties weights,
 
 @contextmanager
 def hf_logging_off() -> Iterator[None]:
-    """Turn off transformers' progress bars and all warnings in the block; restore the settings afterwards.
+    """Turn off transformers' bars and all warnings in the block; log the progress of weights if the log shows INFO.
 
     One thread at a time runs such a block, because models that load together lose tied weights.
     """
@@ -29,6 +30,8 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hooks = _log.isEnabledFor(INFO) and "set_tqdm_hook" in vars(logging)  # early versions 5 have no hook
+    previous = logging.set_tqdm_hook(_follow) if hooks else None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -37,6 +40,8 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
+        if hooks:
+            logging.set_tqdm_hook(previous)
         if bars:
             logging.enable_progress_bar()
 
@@ -54,20 +59,12 @@ def weights_progress(name: str, size: int) -> Iterator[None]:
     Args:
         size: bytes of the weight files.
     """
-    from transformers.utils import logging as reports
-
-    if not _log.isEnabledFor(logging.INFO):
+    if not _log.isEnabledFor(INFO):
         yield
         return
     _log.info("loading weights of %s, %s", name, gigabytes(size))
     began = time.monotonic()
-    hooks = "set_tqdm_hook" in vars(reports)  # early versions 5 of transformers have no hook
-    previous = reports.set_tqdm_hook(_follow) if hooks else None
-    try:
-        yield
-    finally:
-        if hooks:
-            reports.set_tqdm_hook(previous)
+    yield
     _log.info("loaded weights of %s in %.1f s", name, time.monotonic() - began)
 
 
@@ -86,7 +83,7 @@ def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def packing_progress(layers: Sequence[Item]) -> Iterator[Item]:
     """Yield the layers, and report the progress if the log shows INFO."""
-    return _shown(layers, "packing weights", "layers") if _log.isEnabledFor(logging.INFO) else iter(layers)
+    return _shown(layers, "packing weights", "layers") if _log.isEnabledFor(INFO) else iter(layers)
 
 
 def _shown(items: Any, what: str, unit: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import configurations, resolve, weight_files
 from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
-from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer
+from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer, model_config
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.kv_cache_dtype import dtype_name
@@ -68,7 +68,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     """
     recipe = make_recipe(name, options)
     size = sum(file.stat().st_size for file in weight_files(recipe.folder))
-    with hf_logging_off(), weights_progress(recipe.name, size):
+    with weights_progress(recipe.name, size):
         model = _assemble(recipe)
     release_memory()
     check_numbers(model, recipe.name)
@@ -85,8 +85,7 @@ def cache_budget(models: Sequence[tuple[str, LoadOptions]]) -> CacheBudget:
         ModelError, InvalidInput: as in ``load_model``.
     """
     _, options = models[0]
-    with hf_logging_off():
-        needs = [_need(make_recipe(name, own)) for name, own in models]
+    needs = [_need(make_recipe(name, own)) for name, own in models]
     return divide(needs, choose_device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
 
@@ -100,11 +99,10 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
         ModelError, InvalidInput: as in ``load_model``, also if memory does not suffice.
     """
     _, options = models[0]
-    with hf_logging_off():
-        recipes = [make_recipe(name, own) for name, own in models]
-        needs = [_need(recipe) for recipe in recipes]
-        target, config = recipes[0], hf_config(recipes[0].name, recipes[0].folder)
-        length = length_of(config.get_text_config(), target.name, options.max_model_len)
+    recipes = [make_recipe(name, own) for name, own in models]
+    needs = [_need(recipe) for recipe in recipes]
+    target, config = recipes[0], model_config(recipes[0].name, recipes[0].folder)
+    length = length_of(config.get_text_config(), target.name, options.max_model_len)
     token = sum(need.token for need in needs)
     budget = divide(needs, target.device, options.gpu_memory_utilization, options.cache_bytes)
     room = KVRoom(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
@@ -125,21 +123,27 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
 
 def _need(recipe: Recipe) -> MemoryNeed:
     weights = recipe.source.num_bytes(recipe.format, recipe.convert)
-    return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
+    return need_of(model_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
 def _assemble(recipe: Recipe) -> Model:
-    from cospec.models import hf
-
-    config = fix_frequencies(hf_config(recipe.name, recipe.folder), recipe.options.max_model_len)
+    config = fix_frequencies(model_config(recipe.name, recipe.folder), recipe.options.max_model_len)
     if _takes_fused(config, recipe):
         return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
-    model = _weights(config, recipe, recipe.state_dtype)
-    if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.format, recipe.read)
-    shapes = hf.probe(model)
-    attention, cache, max_len = _checked(model, shapes, config, recipe)
+    from cospec.models import hf  # imports most of torch
+
+    with hf_logging_off():
+        config = _hf_config(recipe)
+        model = _weights(config, recipe, recipe.state_dtype)
+        if recipe.device.type == "cpu":
+            replace_linears(model, recipe.linear, recipe.format, recipe.read)
+        shapes = hf.probe(model)
+        attention, cache, max_len = _checked(model, shapes, config, recipe)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_hidden_states)
+
+
+def _hf_config(recipe: Recipe) -> Any:
+    return fix_frequencies(hf_config(recipe.name, recipe.folder), recipe.options.max_model_len)
 
 
 def _checked(
@@ -165,10 +169,9 @@ def check_division(name: str, options: LoadOptions) -> int:
     Raises:
         ModelError, InvalidInput: as in ``load_stage``; no weights are loaded.
     """
-    with hf_logging_off():
-        recipe = make_recipe(name, options)
-        config, shard = hf_config(recipe.name, recipe.folder), options.shard
-        check_shards(config, shard.stages, shard.ranks)
+    recipe = make_recipe(name, options)
+    config, shard = hf_config(recipe.name, recipe.folder), options.shard
+    check_shards(config, shard.stages, shard.ranks)
     if recipe.adapter is not None:
         raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for a LoRA adapter")
     if recipe.source.packed:
@@ -227,7 +230,7 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
         attention = _attention(recipe, shapes)
         fused = FusedLlama.packed(packed)
     else:
-        weights = _llama_weights(config, recipe)
+        weights = _llama_weights(recipe)
         shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
         attention = _attention(recipe, shapes)
         fused = FusedLlama.build(weights, attention, in_place=False)
@@ -238,10 +241,12 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
-def _llama_weights(config: Any, recipe: Recipe) -> LlamaWeights:
+def _llama_weights(recipe: Recipe) -> LlamaWeights:
     table = recipe.table
     elsewhere = [] if table is None else [EMBEDDING]
-    model = _weights(config, recipe, recipe.dtype, elsewhere + (recipe.source.experts if recipe.direct else []))
+    without = elsewhere + (recipe.source.experts if recipe.direct else [])
+    with hf_logging_off():
+        model = _weights(_hf_config(recipe), recipe, recipe.dtype, without)
     return read_weights(model, recipe.format, recipe.read, table)
 
 
@@ -249,11 +254,16 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
     """Return the packed weights of the native forward, from the cache if possible. Merged adapters are not cached."""
     cache = recipe.options.weight_cache if recipe.direct else NO_CACHE
     files = [*weight_files(recipe.folder), *configurations(recipe.folder)]
-    how = {"format": type(recipe.format).__qualname__, "dtype": str(recipe.dtype), "convert": recipe.convert}
+    how: dict[str, Any] = {
+        "format": type(recipe.format).__qualname__,
+        "dtype": str(recipe.dtype),
+        "convert": recipe.convert,
+    }
+    how["rope"] = config.rope_parameters  # with the choice of a long-rope model
     size = recipe.source.num_bytes(recipe.format, recipe.convert)
 
     def pack_weights(to: ArrayMemory) -> dict[str, Any]:
-        return llama_weight_packing.pack(_llama_weights(config, recipe), to)
+        return llama_weight_packing.pack(_llama_weights(recipe), to)
 
     return cache.packed(recipe.folder.name, files, how, size, pack_weights)
 

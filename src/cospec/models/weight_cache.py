@@ -23,6 +23,7 @@ from typing import Any
 
 from cospec.errors import InvalidInput
 from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays, write_arrays
+from cospec.models.plain_config import transformers_version
 from cospec.native import library
 from cospec.system import cache_directory
 
@@ -192,9 +193,7 @@ def _in_memory(pack: Pack) -> PackedModel:
 @cache
 def _code() -> str:
     """Return a hash of the modules that read and pack weights, and the version of transformers' configurations."""
-    from transformers import __version__
-
-    found = hashlib.sha256(__version__.encode())
+    found = hashlib.sha256(transformers_version().encode())
     package = Path(__file__).parents[1]
     for part in ("models", "native"):
         for file in sorted((package / part).rglob("*.py")):

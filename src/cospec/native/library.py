@@ -46,7 +46,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_threads": ([], c_int),
     "cospec_cache_format": ([ctypes.c_char_p], c_int),
     "cospec_weight_format": ([ctypes.c_char_p], c_int),
-    "cospec_use_huge_pages": ([c_void_p, c_long], None),
+    "cospec_read_memory": ([c_void_p, c_long], c_uint64),
     "cospec_packed_bytes": ([c_int, c_long, c_long], c_long),
     "cospec_pack": ([c_int, c_void_p, c_long, c_long, c_void_p], None),
     "cospec_checksum": ([c_void_p, c_long], c_uint64),
@@ -268,6 +268,11 @@ def start(numbers: array[Any]) -> int:
 def checksum(data: NDArray[np.uint8]) -> int:
     """Return a hash of bytes that finds damage; the number of threads does not change the hash."""
     return int(cdll().cospec_checksum(address(data), data.nbytes))
+
+
+def read_memory(data: NDArray[np.uint64]) -> int:
+    """Read an array with all threads, and return the sum of its numbers modulo 2^64."""
+    return int(cdll().cospec_read_memory(address(data), data.size))
 
 
 def argmax_rows(logits: Tensor) -> list[int]:

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
-from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Bytes
+from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Bytes, huge_pages
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache_dtype import CACHE_DTYPES, dtype_name, entry_width
 from cospec.models.weights.format import LinearWeights, StoredWeight
@@ -201,11 +202,12 @@ def _check_pages(k_pages: Tensor, v_pages: Tensor, k: Tensor, batch: InputBatch)
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return zeros on the CPU, in huge pages where the system has some, for tensors that are read in small pieces."""
-    made = torch.empty(size, dtype=dtype)
-    if available():
-        cdll().cospec_use_huge_pages(made.data_ptr(), made.nbytes)
-    return made.zero_()
+    """Return zeros on the CPU, in huge pages where the system has some, for tensors that are read in small pieces.
+
+    The system gives a page at the first access, so a large tensor takes no time here.
+    """
+    memory = huge_pages(prod(size) * dtype.itemsize)
+    return torch.from_numpy(memory).view(dtype).view(*size)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

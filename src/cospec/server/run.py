@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, words
+from cospec.models.hf_tokenizer import import_libraries, tokenizer_of
 from cospec.process_utils import freeze_gc
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.engine_client import EngineClient
@@ -26,7 +27,7 @@ from cospec.server.connections import TimedConfig, limit_accept_errors
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
-from cospec.text.tokenizer import TextTokenizer, import_tokenizers, load_tokenizer
+from cospec.text.tokenizer import TextTokenizer
 
 FLUSH_SECONDS = 5  # to send pending answers after the drain
 BACKLOG = 2048  # connections that wait to be accepted
@@ -102,7 +103,7 @@ async def load_app(
         ModelError: the engine could not be built.
     """
     # The import of the tokenizer's library takes seconds, so the import overlaps the engine's loading.
-    await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
+    await asyncio.gather(client.start(config), asyncio.to_thread(import_libraries))
     return await make_app(client, settings, AdmissionLimits.of(settings, config.max_num_seqs), config.prices)
 
 
@@ -111,7 +112,7 @@ async def make_app(
 ) -> FastAPI:
     """Build the application of an engine that is ready; ``prices`` as in ``ServerMetrics``."""
     info = client.info
-    tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
+    tokenizer = await asyncio.to_thread(tokenizer_of, info.tokenizer_path)
     tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
     await asyncio.to_thread(tokens.prepare)
     return create_app(Service(client, tokens, ServerMetrics(info.model_name, prices), settings, limits))

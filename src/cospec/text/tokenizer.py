@@ -23,18 +23,6 @@ from cospec.text.special_tokens import SpecialTokenGuard
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def import_tokenizers() -> None:
-    """Import the libraries of ``load_tokenizer``."""
-    from transformers import AutoTokenizer  # noqa: F401
-
-
-def load_tokenizer(path: str) -> Any:
-    """Load the Hugging Face tokenizer of a folder or a hub name."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path)
-
-
 class TextTokenizer:
     """A tokenizer with the checks of prompts.
 

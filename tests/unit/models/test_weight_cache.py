@@ -94,6 +94,21 @@ def test_cold_warm_and_off_give_the_same_bits(
         run(path, replace(options, quantization="q8_0"))
 
 
+def test_the_frequencies_of_a_long_rope_model_belong_to_its_length(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 2.0,
+        "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+    }  # fmt: skip
+    config = tiny().config
+    config.rope_parameters = rope
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    for length in (32, 64):
+        off = replace(OFF, max_model_len=length)
+        expected = run(tmp_path / "model", off)
+        assert torch.equal(run(tmp_path / "model", replace(off, weight_cache=CACHED.weight_cache)), expected)
+
+
 def test_arrays_lie_at_multiples_of_64_bytes(saved: Path) -> None:
     run(saved)
     model = read_arrays(entries()[0], _key_of(entries()[0]))

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from cospec.errors import InvalidInput
 
@@ -184,6 +183,8 @@ def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:
     """Return the fit with given knees, and its residual: the root mean square of relative errors."""
+    from scipy.optimize import nnls  # imported here, because a start with a stored fit solves nothing
+
     weighted = columns(data, knees) / data[:, 3:4]
     if np.ptp(data[:, 4]) == 0:
         weighted[:, -1] = 0.0  # a call and its passes cannot be separated

@@ -1,0 +1,90 @@
+"""Stored configurations: the values of transformers, and a warm start that imports no large library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from cospec.models.hf_loading import hf_config, model_config
+from cospec.models.llama_weights import FAMILIES, why_not
+from cospec.models.plain_config import PlainConfig
+from cospec.native import library
+from harness.gguf_files import write_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+LARGE = ("transformers", "torch._dynamo", "torch.distributed.tensor", "torch.onnx", "scipy", "sympy")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES, "gpt2", "opt"])
+def test_values_and_aliases(tmp_path: Path, kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind, **(SHAPE if kind in FAMILIES else {}))
+    config.save_pretrained(tmp_path)
+    expected = hf_config("m", tmp_path)
+    assert isinstance(model_config("m", tmp_path), transformers.PreTrainedConfig)
+    stored = model_config("m", tmp_path)
+    assert isinstance(stored, PlainConfig)
+    for name in (*expected.to_dict(), *expected.attribute_map):
+        if name not in ("dtype", "transformers_version"):
+            assert getattr(stored, name) == json.loads(json.dumps(getattr(expected, name))), name
+    assert why_not(stored) == why_not(expected)
+
+
+def test_a_changed_configuration_is_read_anew(tmp_path: Path) -> None:
+    transformers.LlamaConfig(**SHAPE).save_pretrained(tmp_path)
+    assert model_config("m", tmp_path).vocab_size == 64
+    transformers.LlamaConfig(**{**SHAPE, "vocab_size": 65}).save_pretrained(tmp_path)
+    assert [model_config("m", tmp_path).vocab_size for _ in range(2)] == [65, 65]
+
+
+def test_parts_are_not_stored(tmp_path: Path) -> None:
+    transformers.Gemma3Config(text_config=SHAPE).save_pretrained(tmp_path)
+    found = [model_config("m", tmp_path) for _ in range(2)]
+    assert all(isinstance(each, transformers.Gemma3Config) for each in found)
+
+
+def imported(code: str) -> list[str]:
+    """Return the large libraries that a new process has after ``code``."""
+    code += f"\nimport sys; print([name for name in {(*LARGE, 'torch')!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
+    return found
+
+
+@pytest.mark.skipif(not library.available(), reason=library.why_not())
+def test_a_warm_start_imports_little(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SHAPE, max_position_embeddings=64)
+    path = write_model(tmp_path / "m.gguf", transformers.LlamaForCausalLM(config).eval(), "Q8_0")
+    code = (
+        "import cospec.assembly.build\n"
+        "from cospec.models.loading import LoadOptions, load_model\n"
+        "from cospec.models.weight_cache import WeightCache\n"
+        "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30, min_bytes=0))\n"
+        f"load_model({str(path)!r}, options)"
+    )
+    assert "transformers" in imported(code)  # packs weights
+    assert imported(code) == ["torch"]
+
+
+def test_the_api_process_imports_no_torch() -> None:
+    code = (
+        "import cospec.server.run\n"
+        "from cospec.models.checkpoint import resolve\n"
+        "from cospec.models.hf_tokenizer import import_libraries, tokenizer_of\n"
+        "import_libraries()\n"
+        "tokenizer_of(resolve('zoo'))"
+    )
+    assert imported(code) == ["transformers"]
