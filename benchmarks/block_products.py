@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels import Shape, medians, memory_bandwidth
+from benchmarks.kernels import Shape, medians
+from cospec.bench.roofline import bandwidth as measured_bandwidth
 from cospec.models.weights.format import StoredWeight, WeightFormat
 from cospec.native import operators
 from cospec.native.library import ISAS, offered
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compute:
         compute(options.formats, options.out)
         return
-    bandwidth = memory_bandwidth(7)
+    bandwidth = measured_bandwidth() * 1e9
     print(f"{processor()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
     found = []
     for model in MODELS:

@@ -127,7 +127,7 @@ def torch_forward(batch: int) -> LLM:
     """Return an engine whose models run ``models/llama.py`` in torch."""
 
     def read(config: Any, recipe: Any) -> Any:
-        weights = loading._llama_weights(config, recipe)
+        weights = loading._llama_weights(recipe)
         shape = {"kv_heads": weights.kv_heads, "dim": weights.dim, "num_layers": len(weights.layers)}
         return SimpleNamespace(facts={"config": shape}, weights=weights)
 

@@ -18,8 +18,8 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, TokenScores
+from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.interfaces import StartLogits
-from cospec.drafters.known_token_scores import LOOKBACK
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.recorded_drafts import RecordedRequest, Recording

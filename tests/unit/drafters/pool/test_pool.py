@@ -18,7 +18,7 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
-from cospec.drafters.known_token_scores import LOOKBACK
+from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.coordinator import Coordinator
 from cospec.drafters.pool.members import Member
