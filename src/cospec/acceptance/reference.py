@@ -85,21 +85,32 @@ def verify_drafts(
             found.append(raised[id])
             continue
         chosen = (drawn[id],) if id in drawn else _greedy(task, best)
-        try:
-            result = _verify(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
-        except Exception as error:  # other requests' results do not depend on this request
-            log.exception("request %s could not be verified", id)
-            found.append(failure(error))
-        else:
-            found.append(result if uses_finite_rows(task, result, best) else NOT_FINITE)
+        found.append(_verified(task, acceptance_method, TargetProbs(chosen, distributions.get(id)), best))
     return found
 
 
-def verify_drawn(task: VerifyTask, acceptance_method: AcceptanceMethod, tokens: Sequence[int]) -> VerifiedDraft:
-    """Return the result of a task by drawn tokens ``[R]``, see ``BatchOutput``; the method ``reads_draws``."""
-    result = _verify(task, acceptance_method, TargetProbs(tuple(tokens[task.verified_rows])))
+def verify_drawn(
+    tasks: Sequence[VerifyTask], acceptance_methods: Sequence[AcceptanceMethod], tokens: Sequence[int]
+) -> list[VerifiedDraft]:
+    """Return the results, as ``verify_drafts``, by drawn tokens ``[R]``, see ``BatchOutput``.
+
+    The acceptance methods have ``reads_draws``.
+    """
     finite = [None if token < 0 else token for token in tokens]
-    return result if uses_finite_rows(task, result, finite) else NOT_FINITE
+    chosen = [TargetProbs(tuple(tokens[task.verified_rows])) for task in tasks]
+    return [_verified(*each, finite) for each in zip(tasks, acceptance_methods, chosen, strict=True)]
+
+
+def _verified(
+    task: VerifyTask, acceptance_method: AcceptanceMethod, probs: TargetProbs, best: Sequence[int | None]
+) -> VerifiedDraft:
+    """Return one result; ``best`` is None for rows of all tasks that are not finite."""
+    try:
+        result = _verify(task, acceptance_method, probs)
+    except Exception as error:  # other requests' results do not depend on this request
+        log.exception("request %s could not be verified", task.entry.sequence.id)
+        return failure(error)
+    return result if uses_finite_rows(task, result, best) else NOT_FINITE
 
 
 def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[str, str]]:

@@ -173,7 +173,9 @@ def _least_of_nucleus(probs: Tensor, top_p: float) -> Tensor:
     vocab = probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab), vocab):
         ordered = probs.topk(size, -1).values
-        inside = ordered.cumsum(-1) - ordered < top_p
+        before = torch.zeros_like(ordered)  # as csrc/spec/verify.cpp sums: a subtraction would round
+        before[:, 1:] = ordered.cumsum(-1)[:, :-1]
+        inside = before < top_p
         if size == vocab or not inside[:, -1].any():
             break
     return ordered.gather(-1, inside.sum(-1, keepdim=True) - 1)

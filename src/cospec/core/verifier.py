@@ -116,7 +116,7 @@ class TargetVerifier:
     def accept(self, tasks: Sequence[VerifyTask], tokens: Sequence[int]) -> list[StepOutput]:
         """Verify tasks of ``draws_suffice`` by drawn tokens ``[R]``; return one output per task, in order."""
         methods = self._methods(tasks)
-        results = [reference.verify_drawn(*each, tokens) for each in zip(tasks, methods, strict=True)]
+        results = reference.verify_drawn(tasks, methods, tokens)
         return [self.output_of(task, result, NO_LOGITS) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:

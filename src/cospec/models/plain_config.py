@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from cospec.system import cache_directory
+
+READ = (
+    "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "layer_types", "rope_parameters",
+)  # fmt: skip
 
 
 class PlainConfig(SimpleNamespace):
@@ -36,8 +41,9 @@ def transformers_version() -> str:
 def stored_config(folder: Path) -> PlainConfig | None:
     """Return the stored configuration of a model's folder; None if none is stored for the present ``config.json``."""
     try:
-        return PlainConfig(**json.loads(_file(folder).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        values = json.loads(_file(folder).read_text("utf-8"))
+        return PlainConfig(**values) if values.get("model_type") else None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -45,19 +51,27 @@ def store_config(folder: Path, config: Any) -> None:
     """Store transformers' configuration of a model's folder, if the text model has no configuration of its own."""
     if config.get_text_config() is not config:
         return
-    values = json.loads(config.to_json_string(use_diff=False))
-    aliases = {alias: getattr(config, name) for alias, name in config.attribute_map.items() if hasattr(config, name)}
-    try:
-        file = _file(folder)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(aliases | values, stream)
-        Path(partial).replace(file)
-    except OSError:  # a cache directory that cannot be written; the next start imports transformers again
-        return
+    with suppress(OSError, TypeError, ValueError):  # no JSON, or no such folder; the next start asks transformers again
+        values = json.loads(config.to_json_string(use_diff=False))
+        stored = {old: getattr(config, old) for old in config.attribute_map if hasattr(config, old)} | values
+        if all(name in stored for name in READ if hasattr(config, name)):  # others are computed by the class
+            _write(_file(folder), json.dumps(stored))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file whole, because other processes may read it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as stream:
+        partial = Path(stream.name)
+        try:
+            stream.write(text)
+            stream.flush()
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _file(folder: Path) -> Path:
-    key = hashlib.sha256(transformers_version().encode() + (folder / "config.json").read_bytes()).hexdigest()
+    parts = transformers_version().encode(), Path(__file__).read_bytes(), (folder / "config.json").read_bytes()
+    key = hashlib.sha256(b"".join(parts)).hexdigest()
     return cache_directory() / "configs" / f"{key[:32]}.json"

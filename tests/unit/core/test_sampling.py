@@ -170,3 +170,13 @@ def test_ties_at_the_border_of_a_truncation_are_all_kept(
     found = target_probs_of(logits, SamplingParams(**truncation), History([0], 1, [[]]))[0]
     assert set(np.flatnonzero(found)) == set(np.argsort(-logits[0].numpy(), kind="stable")[:kept])
     assert found.sum() == pytest.approx(1.0)
+
+
+def test_top_p_compares_sums_as_the_native_library_does() -> None:
+    """A ``top_p`` that equals the sum of the first tokens keeps these tokens; a sum minus its last term would round."""
+    for seed in range(20):
+        logits = torch.randn(1, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        ordered = np.sort(target_probs_of(logits, SamplingParams(), History([0], 1, [[]]))[0])[::-1]
+        for kept, top_p in enumerate(np.cumsum(ordered)[:-1].tolist(), 1):
+            found = target_probs_of(logits, SamplingParams(top_p=top_p), History([0], 1, [[]]))[0]
+            assert np.count_nonzero(found) == kept

@@ -13,7 +13,7 @@ import transformers
 
 from cospec.models.hf_loading import hf_config, model_config
 from cospec.models.llama_weights import FAMILIES, why_not
-from cospec.models.plain_config import PlainConfig
+from cospec.models.plain_config import PlainConfig, store_config, stored_config
 from cospec.native import library
 from harness.gguf_files import write_model
 
@@ -88,3 +88,29 @@ def test_the_api_process_imports_no_torch() -> None:
         "tokenizer_of(resolve('zoo'))"
     )
     assert imported(code) == ["transformers"]
+
+
+class Computed(transformers.PreTrainedConfig):
+    """Computes a value that its JSON lacks, as some architectures do."""
+
+    model_type = "computed"
+    num_hidden_layers = property(lambda self: 3)
+
+
+def test_values_that_a_class_computes_are_not_stored(tmp_path: Path) -> None:
+    Computed().save_pretrained(tmp_path)
+    store_config(tmp_path, Computed())
+    assert stored_config(tmp_path) is None
+    store_config(tmp_path, transformers.LlamaConfig(**SHAPE))
+    assert stored_config(tmp_path) is not None
+
+
+def test_values_that_are_no_json_end_no_start(tmp_path: Path) -> None:
+    class Odd(transformers.LlamaConfig):
+        attribute_map = {"alias": "odd"}  # noqa: RUF012
+        odd = object()
+
+    transformers.LlamaConfig(**SHAPE).save_pretrained(tmp_path)
+    store_config(tmp_path, Odd(**SHAPE))
+    assert stored_config(tmp_path) is None
+    assert not list((tmp_path / "cache").rglob("tmp*"))

@@ -65,7 +65,8 @@ class NodeFuture:
         clock = self._hub.clock
         end = None if timeout is None else clock() + timeout
         while not self.done():
-            due = max(question.due for _, question in self._parts if not question.settled)
+            # the hub's thread may settle the last question in the meantime
+            due = max([question.due for _, question in self._parts if not question.settled], default=0.0)
             left = due - clock()
             if end is not None:
                 if clock() >= end:

@@ -288,12 +288,15 @@ class NodeSession:
         self._sender.clear()
 
     def _learn(self, question: PendingQuestion) -> None:
-        """Learn from the time of an answer. Scores, which no step waits for, do not show that a node is in time."""
-        if question.work:
-            self.times.observe(question.work, self.clock() - question.sent)
-        if question.late:
+        """Learn from the time of an answer. Scores, which no step waits for, do not show that a node is in time.
+
+        After ``MISSES`` late answers an answer to a probe alone allows the next question.
+        """
+        if not question.work:  # a probe
             self.misses = min(self.misses, MISSES - 1)
-        elif question.due < inf:
+            return
+        self.times.observe(question.work, self.clock() - question.sent)
+        if not question.late and question.due < inf:
             self.misses, self.pause = 0, self.pause * RECOVERY
             if self.pause < PROBE_SECONDS:
                 self.pause = 0.0

@@ -175,27 +175,38 @@ def test_a_node_that_never_answers_is_asked_no_more() -> None:
     network.link.decode(FrameCodec(ToVerifier).encode(NodeBeat()))
     assert not network.link.usable, "a beat is no answer"
     network.settle()
-    assert network.link.usable, "the node answers"
+    assert not network.link.usable, "late answers do not show that the node is in time again"
+    network.now += node_session.LONGEST_PAUSE
+    frame = network.link.probe()
+    assert frame is not None
+    network.to_node.append(frame)
+    network.settle()
+    assert network.link.usable, "the node answers a probe"
 
 
-def silence(network: Network) -> float:
-    """Ask a node that answers nothing for as long as the node can be asked; returns seconds of waiting."""
-    started = network.now
+def silence(network: Network, late: bool = False) -> float:
+    """Ask a node that answers nothing, or ``late``, while the node can be asked; returns seconds of waiting."""
+    waited = 0.0
     while network.link.usable:
         question = network.ask([context("a", [1])])
-        network.to_node.clear()
+        if not late:
+            network.to_node.clear()
+        waited += max(0.0, question.due - network.now)
         network.now = max(network.now, question.due)
         assert network.link.overdue(question)
-    return network.now - started
+        network.now += 0.0001
+        network.settle()
+    return waited
 
 
-def test_a_node_that_answers_only_probes_delays_steps_less_and_less() -> None:
-    network, waited = Network(), 0.0
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_answers_only_probes_in_time_delays_steps_less_and_less(late: bool) -> None:
+    network, waited, probes = Network(), 0.0, 0
     for _ in range(WARM_UP):
         network.ask([context("a", [1])])
         network.now += 0.005
         network.settle()
-    waited += silence(network)
+    waited += silence(network, late)
     assert network.link.probe() is None, "the first probe comes after a pause"
     for _ in range(4000):
         network.now += 1.0
@@ -203,9 +214,12 @@ def test_a_node_that_answers_only_probes_delays_steps_less_and_less() -> None:
         if frame is not None:
             network.to_node.append(frame)
             network.settle()
+            probes += 1
             assert network.link.usable, "the node answered a probe"
-            waited += silence(network)
-    assert waited < 8.0 and network.link.pause == node_session.LONGEST_PAUSE
+            waited += silence(network, late)
+    assert probes < 80, "a late node gets one question in a pause"
+    assert waited < (node_session.MISSES + probes) * network.link.times.most if late else waited < 8.0
+    assert network.link.pause == node_session.LONGEST_PAUSE
     for _ in range(100):
         network.now += node_session.LONGEST_PAUSE
         frame = network.link.probe()
