@@ -20,7 +20,7 @@ from cospec.simulation.scenario import TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
 
-class Forwards(Protocol):
+class SimulatedForwards(Protocol):
     """The forwards of a simulated model."""
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
@@ -37,7 +37,7 @@ class SimulatedModel:
         forwards: None: the model is never called, because a ``SimulatedVerifier`` needs no logits.
     """
 
-    def __init__(self, pages: BlockManager, vocab_size: int = 2, forwards: Forwards | None = None) -> None:
+    def __init__(self, pages: BlockManager, vocab_size: int = 2, forwards: SimulatedForwards | None = None) -> None:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", vocab_size, torch.float32
         self.hidden_states: torch.Tensor | None = None
