@@ -1,7 +1,7 @@
 """Measures the cost of a policy's decision, in microseconds and as a share of a step.
 
 Run ``python -m benchmarks.policy_cost``. Steps are simulated: acceptance is drawn, and seconds come from a latency
-model similar to the zoo on two cores. So policies decide anew as often as in an engine. Times are thread times, which
+model similar to the zoo on two cores. So policies decide as often as in an engine. Times are thread times, which
 other processes lengthen by shared caches alone.
 
 All policies of a batch run in turn, a block of steps each, in a new order for every turn. The first turn warms up the

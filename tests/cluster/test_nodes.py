@@ -24,7 +24,7 @@ from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
-from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, until
+from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, peers, until
 from harness.overlap import MODES, under
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, toy
@@ -238,15 +238,8 @@ def test_a_node_joins_while_requests_run(hub: NodeHub, start: Start) -> None:
 
 @pytest.fixture
 def peer(hub: NodeHub) -> Iterator[Callable[[], Peer]]:
-    made: list[Peer] = []
-
-    def connect() -> Peer:
-        made.append(Peer(hub.address))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+    with peers(hub) as connect:
+        yield connect
 
 
 @pytest.mark.parametrize(

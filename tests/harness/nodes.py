@@ -97,6 +97,20 @@ class Peer:
         self._context.term()
 
 
+@contextmanager
+def peers(hub: NodeHub) -> Iterator[Callable[[], Peer]]:
+    """A function that makes connections to a listening hub; the end closes all of them."""
+    made: list[Peer] = []
+
+    def connect() -> Peer:
+        made.append(Peer(hub.address))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
 class NodeProcess:
     """A node in a process of its own, forked from this process, which has loaded all modules."""
 

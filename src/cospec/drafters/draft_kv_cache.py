@@ -118,13 +118,13 @@ class DraftKVCache:
         """Return the cache entries of an open sequence's known tokens."""
         return len(self._places[id].own)
 
-    def behind(self, contexts: Sequence[DraftContext]) -> Tensor:
+    def logits_after_known(self, contexts: Sequence[DraftContext]) -> Tensor:
         """Feed the backlog; returns rows ``[S, V]`` over the target's ids after the known tokens."""
         logits = self.model.forward(self.backlog(contexts))
         return self.vocabulary.map_logits([self._places[context.id].own for context in contexts], logits)
 
     def backlog(self, contexts: Sequence[DraftContext], compared: Collection[str] = ()) -> TokenBatch:
-        """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs.
+        """Return all known tokens that are not cached as one batch, and mark the rows for ``logits_after_known``.
 
         Args:
             compared: sequences whose slices also get the rows before the latest output tokens, at most ``LOOKBACK``, if

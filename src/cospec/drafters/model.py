@@ -233,7 +233,7 @@ class ModelDrafter(Drafter):
         """Return the logits after the known tokens, and ``Draft.hits`` of the sequences that ask for them."""
         contexts, counted = [context for context, _ in sequences], [context.id for context, asks in sequences if asks]
         if not (counted and self._vocabulary.same):
-            return self._kv_cache.behind(contexts), [(0, 0)] * len(contexts)
+            return self._kv_cache.logits_after_known(contexts), [(0, 0)] * len(contexts)
         batch = self._kv_cache.backlog(contexts, counted)
         logits, right = take_last_rows(batch, self.model.forward(batch))
         compared = [len(part.tokens) - part.logits_from - 1 for part in batch.slices]

@@ -26,7 +26,7 @@ from cospec.cluster.nodes.wire import (
 )
 from cospec.core.types import DraftBudget
 from harness.node_network import context
-from harness.nodes import Peer, hub_for_tests, on_nodes, until
+from harness.nodes import Peer, hub_for_tests, on_nodes, peers, until
 
 pytest.importorskip("zmq")
 
@@ -46,15 +46,8 @@ def hub(executor: tuple[NodeHub, NodeExecutor]) -> NodeHub:
 
 @pytest.fixture
 def peer(hub: NodeHub) -> Iterator[Callable[[], Peer]]:
-    made: list[Peer] = []
-
-    def connect() -> Peer:
-        made.append(Peer(hub.address))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+    with peers(hub) as connect:
+        yield connect
 
 
 def states(hub: NodeHub) -> list[str]:

@@ -95,7 +95,7 @@ def test_a_new_sequence_does_not_overtake() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_group_is_solved_twice_and_all_groups_get_their_best_lengths(seed: int) -> None:
-    """The choice equals that of solving every group anew."""
+    """The choice equals the choice after solving every group again."""
     chance = np.random.default_rng(seed)
     count, rates = 21, chance.uniform(0.3, 0.98, 21)
     ids, groups = [f"s{n}" for n in range(count)], list[tuple[int, ...]]()
