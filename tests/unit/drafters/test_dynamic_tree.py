@@ -80,7 +80,7 @@ def test_a_greedy_tree_holds_the_likeliest_paths() -> None:
     """Of all paths of the widest tree the best are kept, and the main path is the chain."""
     whole, best = drafted(DraftBudget(3, 60, widths=(3, 3, 2))), drafted(DraftBudget(3, 9, widths=(3, 3, 2)))
     assert sorted(values(best), reverse=True) == pytest.approx(sorted(values(whole), reverse=True)[:9])
-    one = SamplingParams()  # whose law the confidences are
+    one = SamplingParams()  # of the confidences
     for node, (parent, token) in enumerate(zip(best.parents, best.tokens, strict=True)):
         assert best.confidence is not None
         assert best.confidence[node] == pytest.approx(behind(best, parent, one)[token])

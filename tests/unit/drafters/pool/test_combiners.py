@@ -186,7 +186,7 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
 
 
 def test_a_drafter_says_what_it_would_draw_itself() -> None:
-    """The law of a greedy request is a point mass; what would be drawn is known where it tells how right one was."""
+    """The distribution of a greedy request is a point mass; the draw is known, so the score is known."""
     logits, params = torch.tensor([[0.1, 0.3, 0.2]]), SamplingParams(temperature=0.7)
     wanted = target_probs_of(logits.double(), params, History([0], 1, [[]]))[0]
     for stream_kind, token in (
