@@ -27,6 +27,7 @@ from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, toy_
 from harness.toys import make_request as request
 
 SEEN = 1e-3
+LONGER_THAN_ANY = 1_000_000  # tokens
 PROMPT = (0, 1, 0)
 PLAIN = SamplingParams(max_tokens=8)
 
@@ -250,9 +251,12 @@ class FeedsOneTooFew(ModelDrafter):
 
     def commit(self, commits: Sequence[Commit]) -> None:
         super().commit(commits)
+        cache = self.draft_kv_cache
+        assert cache is not None
         for commit in commits:
             if commit.path:
-                self._kv_cache._places[commit.id].fed += 1
+                fed = LONGER_THAN_ANY - cache.backlog_len(commit.id, LONGER_THAN_ANY)
+                cache.report_written(commit.id, fed + 1)
 
 
 def acceptance(drafter: Drafter, nodes: int = 3, prompts: int = 12) -> float:
