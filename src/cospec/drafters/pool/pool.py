@@ -22,15 +22,14 @@ from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
-from cospec.drafters.pool.idle_node_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
+from cospec.drafters.pool.routing.explore import OutputEmbeddings
 from cospec.drafters.pool.routing.selection import Routing, Similarity
-from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
 from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
-from cospec.drafters.pool.whole_drafts import WholeDrafts
+from cospec.drafters.pool.whole_drafts import Outcome, OutcomeDrafts, WholeDrafts, start_outcomes
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS

@@ -46,7 +46,7 @@ class LevelRates:
         self.active = by_level or by_width
         self._by_level, self._by_width = by_level, by_width
         self._counts = np.zeros((3, LEVELS, WIDEST))  # accepted, judged, expected to be accepted
-        self._read = np.zeros((LEVELS, WIDEST))  # log-odds of the latest ``hits``
+        self._read = np.zeros((LEVELS, WIDEST))  # log-odds of the latest ``acceptance``
 
     def observe(self, fates: Mapping[Fate, Sequence[float]], steps: int) -> None:
         """Count verified levels of ``steps`` steps.
@@ -64,14 +64,14 @@ class LevelRates:
                 cell = self._counts[:, min(level, LEVELS - 1), width - 1]
                 cell += number * (level < kept), number, expected[width - 1]
 
-    def hits(self, rates: Floats) -> Floats:
+    def acceptance(self, rates: Floats) -> Floats:
         """Return the acceptance of levels after accepted levels, ``[n, LEVELS, WIDEST]``, at rates ``[n]``."""
         self._read = self._shifts()
         return _chance(_odds(independent(rates))[:, None] + self._read)
 
     @property
     def moved(self) -> bool:
-        """Whether ``hits`` would differ much from its latest result."""
+        """Whether ``acceptance`` would differ much from its latest result."""
         weights = self._counts[1]
         change = (self._shifts() - self._read) ** 2
         return bool((weights * change).sum() > MOVED**2 * max(weights.sum(), WEIGHT))
