@@ -16,13 +16,14 @@ from cospec.acceptance.residual import residual
 from cospec.core.model_io import SequenceSlice
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, total_variation
 from harness.reference import joint_distribution_of
+from harness.target_probs import target_probs_of
 from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request
 

@@ -17,7 +17,7 @@ import pytest
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -26,6 +26,7 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
+from harness.target_probs import target_probs_of
 from harness.toys import drawing, enumerated_distribution, make_request, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3

@@ -19,10 +19,10 @@ from cospec.core.sampling import (
     likeliest,
     logprobs,
     target_probs,
-    target_probs_of,
 )
 from cospec.sampling_params import SamplingParams
 from harness.reference import next_distribution
+from harness.target_probs import target_probs_of
 
 V = 9
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import cells
@@ -31,6 +31,7 @@ from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of, toy_drafters
+from harness.target_probs import target_probs_of
 
 GREEDY = SamplingParams(temperature=0)
 NAMES = ("a", "b", "c")
