@@ -213,7 +213,7 @@ class PoolDrafter(Drafter):
                 others = record.candidate_sets if commit.base_len == record.base else {}
                 verified = VerifiedCandidates(len(commit.path), commit.rejected, commit.drafted)
                 record.candidate_sets = {**others, record.alone: verified}
-                record.weights.rounds += 1
+                record.weights.steps += 1
                 record.weights.took_part([record.alone])
             if (drafted_alone or commit.base_len == record.base) and commit.tokens:
                 known_commits.append((record, commit))
@@ -280,16 +280,16 @@ class PoolDrafter(Drafter):
             elif self._scores_now(weights):
                 weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
-            weights.rounds += 1
+            weights.steps += 1
             record.base, record.alone = len(context.tokens), -1
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks, due
 
     def _scores_now(self, weights: DrafterWeights) -> bool:
         """Whether drafters score known tokens: before the first draft, and at times while no drafter leads clearly."""
-        if not self.routing.scores_known_tokens or weights.rounds < weights.score_at:
+        if not self.routing.scores_known_tokens or weights.steps < weights.score_at:
             return False
-        if not weights.rounds:
+        if not weights.steps:
             return True
         values = weights.weights(self.pool_stats.prior)
         priced = [value for value, member in zip(values, self.members, strict=True) if not member.costless]
