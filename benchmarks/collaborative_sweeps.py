@@ -59,8 +59,8 @@ def sweep(name: str, options: argparse.Namespace) -> dict[str, Curve]:
 
     ways: dict[str, Callable[[], Curve]] = {
         "gamma": lambda: against_gamma(setting, ratio),
-        "lambda": lambda: against_law(setting, ratio, "lambda", LAMBDAS),
-        "mu": lambda: against_law(setting, ratio, "mu", MUS),
+        "lambda": lambda: against_option(setting, ratio, "lambda", LAMBDAS),
+        "mu": lambda: against_option(setting, ratio, "mu", MUS),
     }
     found = {}
     for value in SWEPT[name]:
@@ -83,7 +83,7 @@ def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
     return found
 
 
-def against_law(setting: Setting, ratio: Ratio, key: str, values: Sequence[float]) -> Curve:
+def against_option(setting: Setting, ratio: Ratio, key: str, values: Sequence[float]) -> Curve:
     """Sweep the ensemble of requests on one engine that chooses the proposals."""
     free = writer(setting, {"proposal": "alternate"}, 1)
     return {value: ratio(free, {"method": setting.ensemble["method"], key: value}) for value in values}

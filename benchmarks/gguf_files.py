@@ -133,15 +133,19 @@ def write_file(path: Path, model: Model, kind: str, successors: NDArray[np.int64
             rows = np.empty_like(blocks)
             rows[successors] = blocks
             writer.add_tensor("output.weight", rows, raw_dtype=GGMLQuantizationType[own.upper()])
+    finish(writer)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added, and close the file."""
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
 
 
-def _describe(writer: GGUFWriter, model: Model, kind: str) -> None:
-    """Add sizes and vocabulary to the metadata."""
-    writer.add_file_type(FILE_TYPES[kind])
-    writer.add_context_length(4096)
+def add_shape(writer: GGUFWriter, model: Model, context: int) -> None:
+    """Add the sizes of a model, and its longest context, to the metadata."""
+    writer.add_context_length(context)
     writer.add_embedding_length(model.hidden)
     writer.add_block_count(model.layers)
     writer.add_feed_forward_length(model.inner)
@@ -149,6 +153,12 @@ def _describe(writer: GGUFWriter, model: Model, kind: str) -> None:
     writer.add_head_count_kv(model.kv_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
+
+
+def _describe(writer: GGUFWriter, model: Model, kind: str) -> None:
+    """Add sizes and vocabulary to the metadata."""
+    writer.add_file_type(FILE_TYPES[kind])
+    add_shape(writer, model, 4096)
     writer.add_rope_freq_base(5e5)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(model.vocabulary)

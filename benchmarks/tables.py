@@ -97,7 +97,8 @@ def collaborative(found: Found) -> Iterator[str]:
     yield from _head("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
     for name, row in rows:
         if row["domain"] == "all":
-            ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row["over_standard"][method]) for method in methods]
+            own = row["over_standard"]
+            ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*own[method]) if method in own else "" for method in methods]
             ratios += ["{:.2f}".format(row["with_prompts"]["alternate"][0]) for _ in whole]
             yield _row(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
     yield "\nOne request at a time, predicted and measured:\n"

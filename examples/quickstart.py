@@ -23,7 +23,7 @@ def main() -> None:
         print(f"{result.prompt}{output.text}")
         print(
             f"--- {len(output.token_ids)} tokens in {stats.target_calls} target calls, "
-            f"{stats.accepted} of {stats.drafted} drafted tokens accepted, law: {result.distribution}\n"
+            f"{stats.accepted} of {stats.drafted} drafted tokens accepted, distribution: {result.distribution}\n"
         )
 
 

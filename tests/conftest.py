@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def restored_kernels() -> Iterator[None]:
     yield
     library.set_isa(isa)
     library.set_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a small Llama and of a similar drafter."""
+    from harness.llamas import write_pair  # most tests need no transformers
+
+    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(*found)
+    return found
 
 
 GRACE = 30.0  # seconds past the time limit

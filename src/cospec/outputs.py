@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-from cospec.core.stats import RequestStats, TokenLogprobs, total
+from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.types import Event
 
 
@@ -96,3 +97,18 @@ class OutputBuilder:
             stats=last.stats or RequestStats(),
             error=last.error,
         )
+
+
+def total(parts: Sequence[RequestStats]) -> RequestStats:
+    """The counts of several requests together; their earliest first token and their latest end."""
+    found = RequestStats()
+    for name in (each.name for each in fields(RequestStats)):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(getattr(found, name), int | float):
+            setattr(found, name, sum(values))
+        elif isinstance(sums := getattr(found, name), dict):
+            for key, count in (item for counts in values for item in counts.items()):
+                sums[key] = sums.get(key, 0) + count
+    found.ttft = min((part.ttft for part in parts if part.ttft is not None), default=None)
+    found.e2e = max((part.e2e for part in parts if part.e2e is not None), default=None)
+    return found

@@ -20,7 +20,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load, write_pair
+from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 pytestmark = pytest.mark.cluster
@@ -47,13 +47,6 @@ class SeenTarget(ShardedModel):
     def submit(self, batch: TokenBatch) -> WindowFuture:
         self.batches.append(batch)
         return super().submit(TokenBatch(tuple(self._change(part) for part in batch.slices)))
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.overlap import under
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import enumerated_distribution_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 LENGTH = 4
@@ -91,12 +91,12 @@ def engine(policy: Policy, method: str = "auto", size: int = 2) -> Engine:
     return made
 
 
-def law_under(build: Callable[[], Engine], method: str) -> float:
+def distance_under(build: Callable[[], Engine], method: str) -> float:
     """Distance from the target's distribution, beside a neighbour."""
     chosen = Speculation(acceptance_method=method)
     company = [Request("a", (1, 1, 0), SamplingParams(max_tokens=24), 1, speculation=chosen)]
     request = Request("z", (0, 1, 0), PARAMS, 99, arrival=1.0, speculation=chosen)
-    found = enumerated_law_among(build, company, request, LENGTH)
+    found = enumerated_distribution_among(build, company, request, LENGTH)
     return total_variation(found, joint_distribution_of(target(), PARAMS, (0, 1, 0), LENGTH))
 
 
@@ -111,13 +111,13 @@ def test_steps_that_leave_out_sequences_leave_the_distribution(
         made.append(kind())
         return engine(made[-1], method)
 
-    assert law_under(build, method) < EXACT
+    assert distance_under(build, method) < EXACT
     assert any(policy.waits for policy in made)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_leaving_out_by_the_tokens_of_the_draft_is_caught(method: str) -> None:
-    assert law_under(lambda: engine(ByTheDraft(), method), method) > SEEN
+    assert distance_under(lambda: engine(ByTheDraft(), method), method) > SEEN
 
 
 @pytest.mark.parametrize("mode", ["sequential", "pipelined", "draft-ahead"])

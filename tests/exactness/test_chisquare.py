@@ -57,7 +57,7 @@ class KeepsAll(Rejection):
 
 
 @pytest.mark.parametrize("acceptance_method", RULES)
-def test_the_first_tokens_follow_the_law(acceptance_method: str) -> None:
+def test_the_first_tokens_follow_the_distribution(acceptance_method: str) -> None:
     found = [output[:3] for output in outputs(acceptance_method, count=600, length=5)]
     assert fit(found, joint_distribution_of(target(), SamplingParams(), PROMPT, 3)) > LIKELY
 
@@ -68,7 +68,7 @@ def test_a_rule_that_keeps_everything_is_seen() -> None:
 
 
 @pytest.mark.parametrize("acceptance_method", RULES)
-def test_long_outputs_follow_the_law(acceptance_method: str) -> None:
+def test_long_outputs_follow_the_distribution(acceptance_method: str) -> None:
     assert transition_fit(target(), SamplingParams(), PROMPT, outputs(acceptance_method, count=100, length=80)) > LIKELY
 
 

@@ -1,4 +1,4 @@
-"""Statistics on models with attention, drafters and native kernels as they are used, against transformers' own law."""
+"""Statistics on models with attention, drafters and native kernels, against the distribution of transformers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def pairs_of_tokens(pair: tuple[Path, Path], acceptance_method: str, keeps_all: 
 
 
 @pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
-def test_a_tiny_llama_follows_its_law(
+def test_a_tiny_llama_follows_its_distribution(
     pair: tuple[Path, Path], distribution: OutputDistribution, acceptance_method: str
 ) -> None:
     assert coarse_fit(pairs_of_tokens(pair, acceptance_method), distribution) > LIKELY
@@ -96,7 +96,7 @@ def zoo_outputs(zoo: cospec.LLM, prompt: Sequence[int], acceptance_method: str) 
 
 
 @needs_zoo
-def test_the_zoo_follows_its_law(zoo: cospec.LLM) -> None:
+def test_the_zoo_follows_its_distribution(zoo: cospec.LLM) -> None:
     prompt = zoo.encode("The answer is")
     distribution = distribution_of(ZOO, FEW, prompt, 3)
     for acceptance_method in ("rejection", "block"):

@@ -1,5 +1,7 @@
-"""Models that speak as one: the joint law of three tokens is the blend's, by enumeration; greedy and seeded outputs are
-those of standard collaborative decoding, token for token."""
+"""An ensemble's joint distribution of three tokens is the blend's, by enumeration.
+
+Greedy and seeded outputs equal standard decoding, token for token.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import (
     ScriptedDrafter,
-    enumerated_law,
-    enumerated_law_among,
+    enumerated_distribution,
+    enumerated_distribution_among,
     make_request,
     run_all,
     tokens_of,
@@ -68,7 +70,7 @@ def error(
     models = [change(model) for model in toys(count, vocab)]
     engine = ensemble_engine(models, ensemble, proposal, gamma, **more)
     prompt = PROMPT[:2]
-    found = enumerated_law(engine, prompt, params, length)
+    found = enumerated_distribution(engine, prompt, params, length)
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
     return total_variation(found, joint_distribution_of(Blended(models, mix), params, prompt, length))
@@ -80,7 +82,7 @@ SHORT = SamplingParams(max_tokens=5)
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
 @pytest.mark.parametrize("name", [name for name in BLENDS if BLENDS[name][0] == 2])
 def test_every_blend_and_length(name: str, proposal: str) -> None:
-    """Four tokens: the first comes with the prompt, from the law itself."""
+    """Four tokens: the first comes with the prompt, from the blend."""
     for gamma in (1, 2, 3, 4):
         assert error(name, proposal, gamma, SHORT, length=4, acceptance_method="rejection") < EXACT, gamma
 
@@ -88,7 +90,7 @@ def test_every_blend_and_length(name: str, proposal: str) -> None:
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_models_with_a_loop_of_their_own(acceptance_method: str, proposal: str) -> None:
-    """The proposals of a loop follow the law too, with greedy neighbours and parameters that it cannot draw by."""
+    """Proposals of a native call keep the distribution, beside greedy requests and parameters that need Python."""
     params = SamplingParams(max_tokens=5, temperature=0.8)
     for name, gamma in (("weighted", [3, 2]), ("contrastive", [1, 4]), ("three", [2, 3, 1])):
         assert (
@@ -149,11 +151,11 @@ def test_the_baselines(proposal: str) -> None:
 
 @pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
 def test_a_drafter_that_is_no_member(acceptance_method: str) -> None:
-    """The law behind its last token is known, so there is a bonus token; rules for chains leave trees out."""
+    """The distribution after the last token is known, so a bonus token follows; methods for chains take no trees."""
     tree = ScriptedDrafter([0, 1, 1], [-1, -1, 1])
     sampling = (
         [ModelDrafter(ToyModel(2, order=1, seed=5))] if acceptance_method != "match" else []
-    )  # its draws are the law's own
+    )  # draws from the blend
     for drafter in (*sampling, NgramDrafter(1, 3), tree):
         assert (
             error("weighted", "alternate", 2, SHORT, length=4, acceptance_method=acceptance_method, drafter=drafter)
@@ -174,7 +176,7 @@ def test_crowded_caches(proposal: str) -> None:
     chosen = Speculation(acceptance_method="rejection")
     company = [Request(f"a{n}", (n, 1, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, SamplingParams(max_tokens=4), 99, arrival=1.0, speculation=chosen)
-    found = enumerated_law_among(build, company, request, 3)
+    found = enumerated_distribution_among(build, company, request, 3)
     wanted = joint_distribution_of(Blended(toys(2, 2), BLENDS["weighted"][2]), request.sampling, PROMPT, 3)
     assert total_variation(found, wanted) < EXACT
     assert any(engine.metrics().num_preemptions for engine in engines)

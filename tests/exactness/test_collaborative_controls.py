@@ -23,7 +23,7 @@ from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, adaptive, ensemble_engine, toys, weighted
 from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_law, make_request, run_all, with_pool
+from harness.toys import enumerated_distribution, make_request, run_all, with_pool
 
 SEEN = 1e-3
 EXACT = 1e-12
@@ -40,7 +40,7 @@ def error(count: int = 2) -> float:
         wanted = joint_distribution_of(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)
     else:
         wanted = joint_distribution_of(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)
-    return total_variation(enumerated_law(engine, (0, 1), PARAMS, 4), wanted)
+    return total_variation(enumerated_distribution(engine, (0, 1), PARAMS, 4), wanted)
 
 
 def test_a_committed_bonus_is_seen() -> None:
@@ -65,7 +65,7 @@ def relaxed_error(bound: float = 0.1) -> float:
     models = toys(2, 2)
     engine = ensemble_engine(models, RELAXED, "naive", 2, acceptance_method="rejection", proposer=1)
     wanted = joint_distribution_of(Blended(models, adaptive(bound, 9.0, 1.0, 0.0)), PARAMS, (0, 1), 4)
-    return total_variation(enumerated_law(engine, (0, 1), PARAMS, 4), wanted)
+    return total_variation(enumerated_distribution(engine, (0, 1), PARAMS, 4), wanted)
 
 
 def test_another_bound_of_a_relaxed_target_is_seen() -> None:
@@ -119,11 +119,11 @@ def sixteen_requests() -> list[Request]:
     return [replace(request, seed=n) for n, request in enumerate(listed)]
 
 
-def calls(engine_law: Mapping[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
+def calls(ensemble: Mapping[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
     """Of sixteen requests, together or one by one."""
     listed, found = sixteen_requests(), list[dict[str, int]]()
     for group in [listed] if sixteen else [[request] for request in listed]:
-        events = run_all(ensemble_engine(toys(2, 4), engine_law, gamma=gammas), group)
+        events = run_all(ensemble_engine(toys(2, 4), ensemble, gamma=gammas), group)
         found += [own[-1].stats.model_calls for own in events.values() if own[-1].stats]
     return found
 

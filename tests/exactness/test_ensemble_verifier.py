@@ -1,4 +1,4 @@
-"""A drafter that is none of the models: trees, rounds and laws side by side leave the blend as it is."""
+"""A drafter that is no member: trees, steps and requests with other ensembles keep the blend's distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, Mix, contrastive, ensemble_engine, toys, weighted
 from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, with_pool
+from harness.toys import ScriptedDrafter, enumerated_distribution, make_request, run_all, tokens_of, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT = (0, 1, 0)
@@ -45,7 +45,7 @@ def error(
     """Total variation between what the engine writes and the blend by the book."""
     models = toys(len(ensemble.get("weights", (0, 0))))
     engine = ensemble_engine(models, ensemble, drafter=drafter, **how)
-    found = enumerated_law(engine, PROMPT, params, length)
+    found = enumerated_distribution(engine, PROMPT, params, length)
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
     return total_variation(found, joint_distribution_of(Blended(models, mix), params, PROMPT, length))
@@ -97,7 +97,7 @@ def test_a_cache_whose_branch_is_not_moved_is_seen() -> None:
 
 
 def listed(count: int = 5) -> list[Request]:
-    """Requests with laws of their own side by side, and one that has no say."""
+    """Requests with ensembles of their own, and a member of weight 0."""
     ensembles = [
         None,
         {"method": "single"},
@@ -119,7 +119,7 @@ def engine(pages: int = 256, **how: Any) -> Engine:
 
 @pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead"])
 def test_every_round_writes_what_standard_decoding_writes(execution_mode: str) -> None:
-    """Laws side by side, chunks, few places, crowded caches."""
+    """Several ensembles at a time, chunked prefill, few sequences, full caches."""
     wanted = tokens_of(run_all(ensemble_engine(toys(2, 6, sharpness=2.0), WEIGHTED, "standard"), listed()))
     hows: list[dict[str, Any]] = [
         {},

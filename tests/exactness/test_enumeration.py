@@ -1,4 +1,4 @@
-"""The joint law of three tokens is the target's to the last bit of probability: every path, no sampling.
+"""The joint distribution of three tokens is the target's to the last bit of probability: every path, no sampling.
 
 The real engine runs on toy models, with several sequences in flight; its random draws branch over every outcome.
 """
@@ -20,7 +20,7 @@ from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, enumerated_law_among, toy_engine, with_pool
+from harness.toys import ScriptedDrafter, enumerated_distribution, enumerated_distribution_among, toy_engine, with_pool
 
 EXACT = 1e-12
 LENGTH = 3
@@ -70,7 +70,7 @@ PROMPT = (0, 1, 0)
 def check(acceptance_method: str, drafter: Drafter, params: SamplingParams, k: int) -> None:
     target = ToyModel(3, order=2, seed=1)
     engine = toy_engine(target, drafter, acceptance_method, k)
-    found = enumerated_law(engine, PROMPT, params, LENGTH)
+    found = enumerated_distribution(engine, PROMPT, params, LENGTH)
     assert total_variation(found, joint_distribution_of(target, params, PROMPT, LENGTH)) < EXACT
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
@@ -78,7 +78,7 @@ def check(acceptance_method: str, drafter: Drafter, params: SamplingParams, k: i
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-def test_a_sampling_drafter_leaves_the_law_as_it_is(acceptance_method: str, params: str) -> None:
+def test_a_sampling_drafter_keeps_the_distribution(acceptance_method: str, params: str) -> None:
     check(acceptance_method, DRAFTERS["other"](3), PARAMS[params], k=1)
     check(acceptance_method, DRAFTERS["other"](3), PARAMS[params], k=2)
 
@@ -92,14 +92,14 @@ def test_long_drafts_of_two_words(acceptance_method: str, k: int, length: int, d
     params = SamplingParams(max_tokens=LONG, temperature=0.9)
     target = ToyModel(2, order=2, seed=1)
     engine = toy_engine(target, DRAFTERS[drafter](2), acceptance_method, k)
-    found = enumerated_law(engine, PROMPT[:2], params, length)
+    found = enumerated_distribution(engine, PROMPT[:2], params, length)
     assert total_variation(found, joint_distribution_of(target, params, PROMPT[:2], length)) < EXACT
 
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "point"])
 @pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block", "recursive"])
-def test_a_choosing_drafter_leaves_the_law_as_it_is(acceptance_method: str, drafter: str, params: str) -> None:
+def test_a_choosing_drafter_keeps_the_distribution(acceptance_method: str, drafter: str, params: str) -> None:
     for k in (1, 3):
         check(acceptance_method, DRAFTERS[drafter](3), PARAMS[params], k)
 
@@ -110,7 +110,7 @@ def test_match_moves_the_cache_of_an_accepted_path(tree: int) -> None:
     target = ToyModel(3, order=2, seed=1)
     tokens, parents = chains_and_trees()[-tree]
     engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
-    found = enumerated_law(engine, PROMPT, PARAMS["plain"], 5)
+    found = enumerated_distribution(engine, PROMPT, PARAMS["plain"], 5)
     assert total_variation(found, joint_distribution_of(target, PARAMS["plain"], PROMPT, 5)) < EXACT
 
 
@@ -138,13 +138,13 @@ def chains_and_trees() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
+def test_match_follows_the_distribution_whatever_is_drafted(part: int) -> None:
     target = ToyModel(3, order=2, seed=1)
     params = PARAMS["all" if part % 2 else "plain"]
     wanted = joint_distribution_of(target, params, PROMPT, LENGTH)
     for tokens, parents in chains_and_trees()[part::4]:
         engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
-        found = enumerated_law(engine, PROMPT, params, LENGTH)
+        found = enumerated_distribution(engine, PROMPT, params, LENGTH)
         assert total_variation(found, wanted) < EXACT, (tokens, parents)
 
 
@@ -158,7 +158,7 @@ def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
         ("block", "other", 1),
     ],
 )
-def test_a_crowded_cache_leaves_the_law_as_it_is(acceptance_method: str, drafter: str, k: int) -> None:
+def test_a_crowded_cache_keeps_the_distribution(acceptance_method: str, drafter: str, k: int) -> None:
     """Preemption, recomputation, chunks and rounds without room for a draft, in the middle of an output."""
     engines: list[Engine] = []
 
@@ -171,7 +171,7 @@ def test_a_crowded_cache_leaves_the_law_as_it_is(acceptance_method: str, drafter
     chosen = Speculation(acceptance_method=acceptance_method)
     company = [Request(f"a{n}", (n, 2, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS["plain"], 99, arrival=1.0, speculation=chosen)
-    found = enumerated_law_among(build, company, request, LENGTH)
+    found = enumerated_distribution_among(build, company, request, LENGTH)
     assert (
         total_variation(found, joint_distribution_of(ToyModel(3, order=2, seed=1), PARAMS["plain"], PROMPT, LENGTH))
         < EXACT
@@ -180,7 +180,7 @@ def test_a_crowded_cache_leaves_the_law_as_it_is(acceptance_method: str, drafter
 
 
 def test_the_reference_knows_its_parameters() -> None:
-    """Every parameter set has a law of its own, so that none of the tests above compares like with like in vain."""
+    """Every parameter set gives another distribution, so each test above checks its own parameters."""
     target = ToyModel(3, order=2, seed=1)
     distributions = [joint_distribution_of(target, params, PROMPT, LENGTH) for params in PARAMS.values()]
     assert all(total_variation(a, b) > 1e-3 for a, b in itertools.combinations(distributions, 2))

@@ -1,4 +1,4 @@
-"""No order of drafting and verification changes the law, nor any token of a greedy or seeded request."""
+"""No order of drafting and verification changes the distribution, nor any token of a greedy or seeded request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cospec.text.input_processor import make_requests
 from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import MODES, Picky, under
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, tokens_of, toy_engine, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, LENGTH = (0, 1), 5  # so long that what was drafted ahead is judged
@@ -48,14 +48,14 @@ def error(
 ) -> float:
     engine = under(toy_engine(target(), other(), acceptance_method, k), execution_mode, executor, cls)
     return total_variation(
-        enumerated_law(engine, PROMPT, PLAIN, LENGTH), joint_distribution_of(target(), PLAIN, PROMPT, LENGTH)
+        enumerated_distribution(engine, PROMPT, PLAIN, LENGTH), joint_distribution_of(target(), PLAIN, PROMPT, LENGTH)
     )
 
 
 @pytest.mark.parametrize("executor", ["inline", "wired", "slow", "gaps"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("execution_mode", BESIDE)
-def test_the_law_is_kept(execution_mode: str, acceptance_method: str, executor: str) -> None:
+def test_the_distribution_is_kept(execution_mode: str, acceptance_method: str, executor: str) -> None:
     """Every path through drafts made in time, late, ahead and never, here and by wire; no number serves twice."""
     for k in (1, 2) if executor == "inline" else (1,):
         assert error(execution_mode, acceptance_method, k, executor) < EXACT

@@ -23,7 +23,7 @@ from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_law_among, with_pool
+from harness.toys import enumerated_distribution_among, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 LENGTH = 4
@@ -85,7 +85,7 @@ def engine(policy: Growing, method: str) -> Engine:
     return made
 
 
-def law_under(kind: type[Growing], method: str) -> tuple[float, Sequence[int]]:
+def distance_under(kind: type[Growing], method: str) -> tuple[float, Sequence[int]]:
     """Distance from the target's distribution, and the longest draft on each path."""
     chosen = Speculation(acceptance_method=method)
     company = [Request("a", (1, 1, 0), SamplingParams(max_tokens=3), 1, speculation=chosen)]
@@ -96,18 +96,18 @@ def law_under(kind: type[Growing], method: str) -> tuple[float, Sequence[int]]:
         policies.append(kind())
         return engine(policies[-1], method)
 
-    found = enumerated_law_among(build, company, request, LENGTH)
+    found = enumerated_distribution_among(build, company, request, LENGTH)
     distance = total_variation(found, joint_distribution_of(target(), PARAMS, PROMPT, LENGTH))
     return distance, [policy.longest for policy in policies]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_that_grow_leave_the_distribution(method: str) -> None:
-    distance, longest = law_under(Growing, method)
+    distance, longest = distance_under(Growing, method)
     assert distance < EXACT
     assert max(longest) >= 4, "the limit grew twice"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_growth_by_the_tokens_of_the_draft_is_caught(method: str) -> None:
-    assert law_under(GrowingByTheDraft, method)[0] > SEEN
+    assert distance_under(GrowingByTheDraft, method)[0] > SEEN

@@ -13,7 +13,7 @@ from cospec.core.interfaces import Model
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import library
-from harness.llamas import BYTES_PER_TOKEN, PAGE, alone, llama_engine, mixed_requests, write_pair
+from harness.llamas import BYTES_PER_TOKEN, PAGE, alone, llama_engine, mixed_requests
 from harness.toys import run_all, tokens_of
 
 pytestmark = [
@@ -23,13 +23,6 @@ pytestmark = [
 DTYPES = {"float32": "int8", "bfloat16": "float16", "float16": "bfloat16", "int8": "float32"}
 """Dtypes of the caches of a target and of its drafter."""
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"max_nodes": 9})  # a chain, a tree
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(target, drafter)
-    return target, drafter
 
 
 def load(folder: Path, dtype: str, pages: int = 200) -> Model:

@@ -17,7 +17,15 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.processors import ProcessedTable, registered
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import (
+    ScriptedDrafter,
+    enumerated_distribution,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    with_pool,
+)
 
 EXACT, SEEN = 1e-12, 1e-2
 PROMPT = (0, 1, 0)
@@ -55,7 +63,7 @@ def params_of(names: Sequence[str], **more: Any) -> SamplingParams:
 
 def error(method: str, drafter: Drafter, names: Sequence[str], shape: dict[str, Any]) -> float:
     params = params_of(names)
-    found = enumerated_law(toy_engine(target(), drafter, method, **shape), PROMPT, params, 3)
+    found = enumerated_distribution(toy_engine(target(), drafter, method, **shape), PROMPT, params, 3)
     table = ProcessedTable(target(), names, 1.5)
     return total_variation(found, joint_distribution_of(table, params, PROMPT, 3))
 

@@ -14,7 +14,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
 from cospec.native.native_request import EDITED, PROMPT_LOGPROBS, TREE
 from cospec.native.verifier import NO_METHOD
-from harness.llamas import llama_engine, load, write_pair
+from harness.llamas import llama_engine, load
 from harness.native_steps import SHAPES, calls, engine_of, readable, requests, written
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
@@ -36,13 +36,6 @@ ODD: dict[str, dict[str, Any]] = {
     "truncated sampling": {"top_k": 12, "logprobs": 1},
 }
 NATIVE = ("logprobs", "no top")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
 
 
 def odd(like: Request, kind: str, **more: Any) -> Request:

@@ -41,7 +41,7 @@ def test_same_outputs(folders: tuple[Path, Path], acceptance_method: str, k: int
     longest = max(rounds for _, rounds in noted)
     if shape == "edited":
         assert longest == 1
-    elif shape != "truncated" or not k:  # drafts from a truncated law are made step by step
+    elif shape != "truncated" or not k:  # drafts from a truncated distribution are made step by step
         assert longest > 1
 
 
@@ -77,7 +77,7 @@ def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], acceptance_m
 
 
 def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> None:
-    asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated law step by step
+    asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated distribution step by step
     whole, steps = engine_of(folders, "block", 3), readable(folders, "block", 3)
     assert written(whole, asked) == written(steps, asked)
     runner = whole.execution_mode.components.multi_step

@@ -16,17 +16,19 @@ from cospec.acceptance.residual import residual
 from cospec.core.model_io import SequenceSlice
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine, verifier_of
+from harness.target_probs import target_probs_of
+from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request
 
 SEEN = 1e-3
+LONGER_THAN_ANY = 1_000_000  # tokens
 PROMPT = (0, 1, 0)
 PLAIN = SamplingParams(max_tokens=8)
 
@@ -46,14 +48,14 @@ def error(
     params: SamplingParams = PLAIN,
     shape: tuple[int, int] = (2, 3),
 ) -> float:
-    """Total variation between the enumerated law and the target's; ``shape`` is the draft's and the law's length."""
+    """Total variation between the enumerated distribution and the target's; ``shape``: lengths of draft and output."""
     k, length = shape
     name = acceptance_method if isinstance(acceptance_method, str) else acceptance_method.name
     engine = toy_engine(model or target(), drafter, name, k)
     if not isinstance(acceptance_method, str):
         verifier_of(engine).acceptance_methods = {name: acceptance_method}
     return total_variation(
-        enumerated_law(engine, PROMPT, params, length), joint_distribution_of(target(), params, PROMPT, length)
+        enumerated_distribution(engine, PROMPT, params, length), joint_distribution_of(target(), params, PROMPT, length)
     )
 
 
@@ -250,13 +252,16 @@ class FeedsOneTooFew(ModelDrafter):
 
     def commit(self, commits: Sequence[Commit]) -> None:
         super().commit(commits)
+        cache = self.draft_kv_cache
+        assert cache is not None
         for commit in commits:
             if commit.path:
-                self._kv_cache._places[commit.id].fed += 1
+                fed = LONGER_THAN_ANY - cache.backlog_len(commit.id, LONGER_THAN_ANY)
+                cache.report_written(commit.id, fed + 1)
 
 
 def acceptance(drafter: Drafter, nodes: int = 3, prompts: int = 12) -> float:
-    """Share of accepted tokens, with the target's own law drafted most of the time and a reject now and then."""
+    """Share of accepted tokens. The drafter draws mostly from the target distribution, and is rejected now and then."""
     engine = toy_engine(ToyModel(5, order=3, seed=1), drafter, "match", 3, max_nodes=nodes)
     run_all(engine, [request(f"r{n}", (n % 5, 1), SamplingParams(max_tokens=30, seed=n)) for n in range(prompts)])
     metrics = engine.metrics()
@@ -275,7 +280,7 @@ class Stumbles(ToyModel):
 def test_a_drafter_with_a_stale_cache_is_seen_by_its_acceptance(
     mutant: Callable[[ToyModel], Drafter], nodes: int
 ) -> None:
-    """Its law is not wrong, because q is what it drew from; it only agrees less often."""
+    """The distribution stays right, because q is what the drafter drew from; fewer tokens are accepted."""
     assert acceptance(mutant(Stumbles()), nodes) < acceptance(ModelDrafter(Stumbles()), nodes) - 0.02
 
 
@@ -308,7 +313,7 @@ def test_a_token_of_probability_zero_is_never_kept(
 def test_noise_that_serves_two_rounds_is_seen() -> None:
     """A rule that looks at the whole draft must not meet the same numbers again in the next round."""
     with pytest.raises(Unsound, match="was used twice"):
-        enumerated_law(toy_engine(target(), other(), "block", 2), PROMPT, PLAIN, by_round=False)
+        enumerated_distribution(toy_engine(target(), other(), "block", 2), PROMPT, PLAIN, by_round=False)
 
 
 class OneStream(Rejection):

@@ -123,10 +123,10 @@ def test_asking_changes_nothing(folders: tuple[Path, Path]) -> None:
         assert isinstance(made.drafts_alone(context, budget), str)  # known tokens are not scored yet
         made.propose([context], [budget])
         record = made.records[asked.id]
-        before = record.weights.rounds, list(record.weights.idle), record.base, dict(record.candidate_sets)
+        before = record.weights.steps, list(record.weights.idle), record.base, dict(record.candidate_sets)
         answers = [made.drafts_alone(context, budget) for _ in range(2)]
         assert answers[0] == answers[1] and isinstance(answers[0], str) != alone
-        assert before == (record.weights.rounds, record.weights.idle, record.base, record.candidate_sets)
+        assert before == (record.weights.steps, record.weights.idle, record.base, record.candidate_sets)
 
 
 def arrivals(number: int) -> list[Request]:

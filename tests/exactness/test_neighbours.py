@@ -28,7 +28,7 @@ from cospec.runtime.engine_process_main import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Events, Stop, Submit
 from cospec.sampling_params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
 from cospec.text.detokenizer import IncrementalDetokenizer
-from harness.llamas import llama_engine, load, write_pair
+from harness.llamas import llama_engine, load
 from harness.toys import make_request, toy_engine
 
 TINY = 5e-324
@@ -50,13 +50,6 @@ class Single(ToyModel):
 
 def single_engine(native: str) -> Engine:
     return toy_engine(Single(1), ModelDrafter(Single(3)), k=4, max_nodes=6, native=native)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
 
 
 @pytest.fixture(params=["toy", "toy without kernels", "readable toy", "llama", "readable llama"])

@@ -17,7 +17,7 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.node_network import Network, drafts_of, every_fault, settle
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, unmixed
+from harness.toys import ScriptedDrafter, enumerated_distribution, make_request, run_all, tokens_of, toy_engine, unmixed
 
 V, EXACT, SEEN = 3, 1e-12, 1e-3
 PROMPT, PARAMS = (0, 1, 0), SamplingParams(max_tokens=8)
@@ -63,7 +63,7 @@ def error(remote: Drafter, method: str, length: int = 3) -> float:
     """The distance of the engine's distribution of the first tokens from the target's."""
     target = ToyModel(V, order=2, seed=1)
     with patch("cospec.cluster.nodes.request_copies.derive_seed", unmixed):
-        found = enumerated_law(toy_engine(target, remote, method, 2), PROMPT, PARAMS, length)
+        found = enumerated_distribution(toy_engine(target, remote, method, 2), PROMPT, PARAMS, length)
     return total_variation(found, joint_distribution_of(target, PARAMS, PROMPT, length))
 
 
@@ -71,7 +71,7 @@ def error(remote: Drafter, method: str, length: int = 3) -> float:
     ("method", "fault"),
     [("match", every_fault), ("rejection", every_fault), ("block", every_fault), ("block", settle)],
 )
-def test_the_law_is_the_targets(method: str, fault: Fault) -> None:
+def test_the_distribution_is_the_targets(method: str, fault: Fault) -> None:
     remote = Remote(ScriptedDrafter([0, 1]) if method == "match" else drafter(), fault)
     assert error(remote, method) < EXACT
     assert remote.drafts > 0

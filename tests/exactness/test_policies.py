@@ -31,7 +31,7 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import Peeking, Picky, under
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import enumerated_distribution_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 LENGTH = 4
@@ -71,12 +71,12 @@ def watched(policy: Policy, acceptance_method: str) -> Engine:
     return made
 
 
-def law_under(build: Callable[[], Engine], acceptance_method: str) -> float:
-    """Distance from the target's own law, with company that teaches the policy something first."""
+def distance_under(build: Callable[[], Engine], acceptance_method: str) -> float:
+    """Total variation from the target distribution; earlier requests teach the policy."""
     chosen = Speculation(acceptance_method=acceptance_method)
     company = [Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
-    found = enumerated_law_among(build, company, request, LENGTH)
+    found = enumerated_distribution_among(build, company, request, LENGTH)
     return total_variation(found, joint_distribution_of(target(), PARAMS, PROMPT, LENGTH))
 
 
@@ -89,8 +89,8 @@ def law_under(build: Callable[[], Engine], acceptance_method: str) -> float:
         if (method, name) != ("rejection", "milp")
     ],
 )  # ``milp`` solves a program in every step
-def test_the_law_is_the_targets(acceptance_method: str, name: str) -> None:
-    assert law_under(lambda: engine(name, acceptance_method), acceptance_method) < EXACT
+def test_the_distribution_is_the_targets(acceptance_method: str, name: str) -> None:
+    assert distance_under(lambda: engine(name, acceptance_method), acceptance_method) < EXACT
 
 
 class ByItsOwnPast(Off):
@@ -110,7 +110,7 @@ class ByItsOwnPast(Off):
 
 
 class ByWhatWasKnown(ByItsOwnPast):
-    """Cuts a draft where the drafter's law, before the token was drawn from it, was flat."""
+    """Cuts a draft where the drafter's distribution was flat, before the draw."""
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         return [self._cut(draft) for draft in drafts]
@@ -137,12 +137,12 @@ def _head(draft: Draft, keep: int) -> Draft:
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("policy", [ByItsOwnPast, ByWhatWasKnown])
 def test_what_is_past_and_what_was_known_may_decide(policy: type[Off], acceptance_method: str) -> None:
-    assert law_under(lambda: watched(policy(), acceptance_method), acceptance_method) < EXACT
+    assert distance_under(lambda: watched(policy(), acceptance_method), acceptance_method) < EXACT
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_a_cut_by_the_cut_token_is_caught(acceptance_method: str) -> None:
-    assert law_under(lambda: watched(ByTheTokenItself(), acceptance_method), acceptance_method) > SEEN
+    assert distance_under(lambda: watched(ByTheTokenItself(), acceptance_method), acceptance_method) > SEEN
 
 
 class ByShape(ByItsOwnPast):
@@ -163,15 +163,15 @@ class ByTheLastOfAShape(ByShape, ByTheTokenItself):
 
 
 def test_shapes_may_change_from_step_to_step() -> None:
-    assert law_under(lambda: watched(ByShape(), "recursive"), "recursive") < EXACT
+    assert distance_under(lambda: watched(ByShape(), "recursive"), "recursive") < EXACT
 
 
-def test_the_law_where_goodput_chooses_trees() -> None:
-    assert law_under(lambda: engine("goodput", "recursive", trees=True, per_position=True), "recursive") < EXACT
+def test_the_distribution_where_goodput_chooses_trees() -> None:
+    assert distance_under(lambda: engine("goodput", "recursive", trees=True, per_position=True), "recursive") < EXACT
 
 
 def test_a_shape_by_the_tokens_drawn_is_caught() -> None:
-    assert law_under(lambda: watched(ByTheLastOfAShape(), "recursive"), "recursive") > SEEN
+    assert distance_under(lambda: watched(ByTheLastOfAShape(), "recursive"), "recursive") > SEEN
 
 
 KINDS = {
@@ -226,17 +226,19 @@ def test_token_for_token_beside_verification(name: str, execution_mode: str, kin
 @pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
 @pytest.mark.parametrize(("k", "acceptance_method"), [(1, "block"), (2, "rejection")])
-def test_the_law_is_the_targets_beside_verification(
+def test_the_distribution_is_the_targets_beside_verification(
     k: int, name: str, execution_mode: str, acceptance_method: str
 ) -> None:
     """With drafts of one token, what was drafted ahead is judged within the length; with two, lengths change."""
-    assert law_under(lambda: under(engine(name, acceptance_method, k=k), execution_mode), acceptance_method) < EXACT
+    assert (
+        distance_under(lambda: under(engine(name, acceptance_method, k=k), execution_mode), acceptance_method) < EXACT
+    )
 
 
 @pytest.mark.parametrize(("name", "acceptance_method"), [("goodput", "rejection"), ("fixed", "block")])
 def test_choosing_drafts_made_ahead_by_their_tokens_is_caught(name: str, acceptance_method: str) -> None:
     assert (
-        law_under(lambda: under(engine(name, acceptance_method, k=1), "draft-ahead", cls=Picky), acceptance_method)
+        distance_under(lambda: under(engine(name, acceptance_method, k=1), "draft-ahead", cls=Picky), acceptance_method)
         > SEEN
     )
 
@@ -245,7 +247,7 @@ def test_choosing_drafts_made_ahead_by_their_tokens_is_caught(name: str, accepta
 def test_a_choice_that_depends_on_what_was_drawn_ahead_is_caught(name: str) -> None:
     """The order in which the enumeration branches rests on this."""
     with pytest.raises(Unsound, match="depends on what was drawn ahead"):
-        law_under(lambda: under(engine(name, "block"), "draft-ahead", cls=Peeking), "block")
+        distance_under(lambda: under(engine(name, "block"), "draft-ahead", cls=Peeking), "block")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""A pool changes how a draft comes about, never the law: every combiner under every exact rule that may judge it.
+"""A pool keeps the distribution, with every combiner and every exact acceptance method that may verify its drafts.
 
 Each path through the random choices has an engine of its own, because a pool learns: its weights and confidences depend
 on what was committed before. Other requests run beside, so that they are not what they were at the start.
@@ -17,7 +17,7 @@ import pytest
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -26,7 +26,8 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
-from harness.toys import drawing, enumerated_law, make_request, toy_engine
+from harness.target_probs import target_probs_of
+from harness.toys import drawing, enumerated_distribution, make_request, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT = (0, 1, 0)
@@ -51,7 +52,7 @@ def target(vocab_size: int = 2) -> ToyModel:
 
 @dataclass(frozen=True)
 class OwnNoise(BranchingRandom):
-    """A drafter's draws with the target's noise, branching by themselves: whatever it draws, the law must hold."""
+    """Draws of a drafter with the target's noise are branches too: the distribution holds for every draw."""
 
     def token(self, weights: np.ndarray, position: int, kind: StreamKind, branch: int = 0) -> int:
         if kind is StreamKind.TARGET:
@@ -62,7 +63,7 @@ class OwnNoise(BranchingRandom):
 def error(
     pool: tuple[str, str], acceptance_method: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
 ) -> float:
-    """Total variation between a request's enumerated law and the target's; a seeded request runs beside it."""
+    """Total variation between a request's distribution and the target's; a seeded request runs at the same time."""
     beside = make_request("beside", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
     watched = Request(
         "watched", PROMPT, params, 5, parent="watched", speculation=Speculation(acceptance_method=acceptance_method)
@@ -190,6 +191,8 @@ class MoreConfident(Drafter):
 def test_the_surer_of_two_samples_against_its_own_q_is_seen(acceptance_method: str) -> None:
     wanted = joint_distribution_of(target(3), PLAIN, PROMPT, 3)
     for compares in (True, False):
-        found = enumerated_law(toy_engine(target(3), MoreConfident(compares), acceptance_method, 1), PROMPT, PLAIN, 3)
+        found = enumerated_distribution(
+            toy_engine(target(3), MoreConfident(compares), acceptance_method, 1), PROMPT, PLAIN, 3
+        )
         apart = total_variation(found, wanted)
         assert apart > SEEN if compares else apart < EXACT

@@ -1,4 +1,4 @@
-"""Requests that users give one seed follow their laws all the same, though drafts learn from those before them.
+"""Requests with one seed keep their distributions, though drafts learn from earlier requests.
 
 All requests are enumerated together, and whoever asks for the same numbers gets the same ones.
 """
@@ -119,7 +119,7 @@ def error_of_repetitions(acceptance_method: str, times: int, vocab: int = 2, fir
 
 @pytest.mark.parametrize("second", [OTHER_PROMPT, OTHER_TEMPERATURE], ids=["prompt", "temperature"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block", "match"])
-def test_the_second_of_two_requests_with_one_seed_follows_its_law(acceptance_method: str, second: Request) -> None:
+def test_the_second_request_with_one_seed_keeps_its_distribution(acceptance_method: str, second: Request) -> None:
     assert error(acceptance_method, second) < EXACT
 
 
@@ -131,12 +131,12 @@ def test_shared_numbers_would_be_seen(second: Request) -> None:
 
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block", "recursive", "match"])
-def test_a_request_that_is_made_again_follows_its_law(acceptance_method: str, times: int) -> None:
+def test_a_repeated_request_keeps_its_distribution(acceptance_method: str, times: int) -> None:
     assert error_of_repetitions(acceptance_method, times, vocab=5 - times) < EXACT
 
 
 @pytest.mark.parametrize("changed", [{"max_tokens": 4}, {"stop_token_ids": (1,)}], ids=str)
-def test_requests_that_differ_in_their_end_follow_their_law(changed: dict[str, Any]) -> None:
+def test_requests_with_different_ends_keep_their_distribution(changed: dict[str, Any]) -> None:
     first = replace(FIRST, sampling=replace(FIRST.sampling, **changed))
     assert error_of_repetitions("rejection", 2, first=first) < EXACT
     with without_numbers():
@@ -252,7 +252,7 @@ OTHER_LAWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changed", OTHER_LAWS)
-def test_every_parameter_of_the_law_gives_numbers_of_its_own(changed: str) -> None:
+def test_every_parameter_of_the_distribution_changes_the_draws(changed: str) -> None:
     other = replace(FIRST, sampling=replace(FIRST.sampling, **OTHER_LAWS[changed]))
     assert input_processor.own_seed(other) != input_processor.own_seed(FIRST)
     for table in ("SHAPING", "OPTIONAL_SHAPING"):

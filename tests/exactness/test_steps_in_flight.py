@@ -1,4 +1,4 @@
-"""Steps in flight change no token: text and law are those of one step at a time, under aborts and errors as well."""
+"""Steps in flight keep text and distribution of one step at a time, under aborts and errors as well."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ from harness.enumerated_draws import total_variation
 from harness.in_flight import Disturbed, QueuedVerifier, most_in_flight, run_disturbed, with_steps_in_flight
 from harness.overlap import MODES, under
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import (
+    ScriptedDrafter,
+    enumerated_distribution,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    with_pool,
+)
 
 EXACT = 1e-12
 VOCAB = 6
@@ -74,12 +82,12 @@ def test_outputs_are_identical(execution_mode: str, drafter: str, count: int) ->
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("execution_mode", MODES)
-def test_the_law_is_kept(execution_mode: str, acceptance_method: str) -> None:
+def test_the_distribution_is_kept(execution_mode: str, acceptance_method: str) -> None:
     """Every path through the random choices of drafts and verification."""
     model, plain = ToyModel(2, order=1, seed=1), SamplingParams(max_tokens=6)
     made = toy_engine(model, ModelDrafter(ToyModel(2, order=1, seed=5)), acceptance_method, 2)
     engine = with_steps_in_flight(under(made, execution_mode), 3)
-    found = enumerated_law(engine, (0, 1), plain, 4)
+    found = enumerated_distribution(engine, (0, 1), plain, 4)
     assert total_variation(found, joint_distribution_of(ToyModel(2, order=1, seed=1), plain, (0, 1), 4)) < EXACT
 
 

@@ -1,4 +1,4 @@
-"""Trees leave the law as it is: every path by enumeration, with mistakes that must be seen."""
+"""Trees keep the distribution: every path by enumeration, with errors that the enumeration must detect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, verifier_of
+from harness.toys import (
+    ScriptedDrafter,
+    enumerated_distribution,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    verifier_of,
+)
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT = (0, 1, 0)
@@ -52,25 +60,25 @@ def error(
     engine = toy_engine(target(), drafter, name, depth, max_nodes=nodes, widths=widths)
     if not isinstance(acceptance_method, str):
         verifier_of(engine).acceptance_methods = {name: acceptance_method}
-    found = enumerated_law(engine, PROMPT, params, length)
+    found = enumerated_distribution(engine, PROMPT, params, length)
     assert engine.metrics().kv_cache_usage == 0
     return total_variation(found, joint_distribution_of(target(), params, PROMPT, length))
 
 
 @pytest.mark.parametrize("params", [PLAIN, MIXED], ids=["plain", "mixed"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_drawn_trees_leave_the_law_as_it_is(shape: str, params: SamplingParams) -> None:
+def test_drawn_trees_keep_the_distribution(shape: str, params: SamplingParams) -> None:
     assert error(ModelDrafter(other()), shape, params, length=3 if SHAPES[shape][0] == 1 else 2) < EXACT
     assert error(ModelDrafter(target()), shape, params, length=2) < EXACT
 
 
-def test_free_trees_of_two_words_leave_the_law_as_it_is() -> None:
+def test_free_trees_of_two_words_keep_the_distribution() -> None:
     """The shape is left to the drafter, and side branches are cut by what lies under other ones."""
     model = ToyModel(2, order=2, seed=1)
     for depth, nodes, length in ((2, 3, 4), (2, 4, 3), (3, 4, 4)):
         drafter = ModelDrafter(ToyModel(2, order=1, seed=3, sharpness=1.5))
         engine = toy_engine(model, drafter, "recursive", depth, max_nodes=nodes)
-        found = enumerated_law(engine, PROMPT[:2], PLAIN, length)
+        found = enumerated_distribution(engine, PROMPT[:2], PLAIN, length)
         assert (
             total_variation(found, joint_distribution_of(ToyModel(2, order=2, seed=1), PLAIN, PROMPT[:2], length))
             < EXACT
@@ -79,11 +87,11 @@ def test_free_trees_of_two_words_leave_the_law_as_it_is() -> None:
 
 @pytest.mark.parametrize("acceptance_method", ["recursive", "match"])
 @pytest.mark.parametrize("parents", [(-1, -1), (-1, -1, 1), (-1, 0, -1, 2, 2, 4)])
-def test_chosen_trees_leave_the_law_as_it_is(acceptance_method: str, parents: tuple[int, ...]) -> None:
+def test_chosen_trees_keep_the_distribution(acceptance_method: str, parents: tuple[int, ...]) -> None:
     for tokens in ((0, 1, 2, 0, 1, 2), (1, 1, 0, 2, 2, 0)):
         drafter = ScriptedDrafter(tokens[: len(parents)], parents)
         engine = toy_engine(target(), drafter, acceptance_method, 3, max_nodes=6)
-        found = enumerated_law(engine, PROMPT, MIXED, 4)
+        found = enumerated_distribution(engine, PROMPT, MIXED, 4)
         assert total_variation(found, joint_distribution_of(target(), MIXED, PROMPT, 4)) < EXACT
 
 
@@ -159,14 +167,14 @@ def test_children_that_share_their_numbers_are_seen() -> None:
 
 
 class SkipsTheResidual(Recursive):
-    """Tests every child against the law as it was."""
+    """Tests every child against the first distribution, not the residual."""
 
     def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
         with patch("cospec.acceptance.recursive.residual", lambda probs, draft, node: probs):
             return super().verify(draft, target, draws)
 
 
-class RecoversFromTheLaw(Recursive):
+class RecoversFromTheTarget(Recursive):
     """Takes the children's share away for their tests, and forgets it for the token after them."""
 
     def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
@@ -180,7 +188,7 @@ class RecoversFromTheLaw(Recursive):
 
 @pytest.mark.parametrize(
     "acceptance_method",
-    [SkipsTheResidual(), RecoversFromTheLaw()],
+    [SkipsTheResidual(), RecoversFromTheTarget()],
     ids=lambda acceptance_method: type(acceptance_method).__name__,
 )
 def test_a_wrong_rule_is_seen(acceptance_method: AcceptanceMethod) -> None:
@@ -204,7 +212,7 @@ def with_replacement(p: Floats, q: Floats, count: int, trace: BranchTrace) -> in
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_children_drawn_with_replacement_leave_the_law_as_it_is(seed: int) -> None:
+def test_children_drawn_with_replacement_keep_the_distribution(seed: int) -> None:
     chance = np.random.default_rng(seed)
     p, q = (np.maximum(chance.dirichlet(np.ones(4) * 0.5) - 0.05, 0) for _ in range(2))
     p, q = p / p.sum(), q / q.sum()

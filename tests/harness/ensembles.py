@@ -1,4 +1,4 @@
-"""Engines in which several toy models speak as one, and what their laws are by the book."""
+"""Ensembles of toy models, and reference distributions of the blends."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def ensemble_engine(
 
 
 class Blended:
-    """The law of a blend as a table of logits, without any of the package's blends; for ``reference.joint_law``."""
+    """A blend as a table of logits, without the package's blends; for ``reference.joint_distribution_of``."""
 
     def __init__(self, models: Sequence[ToyModel], mix: Mix) -> None:
         self.models, self.mix = models, mix

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from benchmarks.gguf_files import Model, add_shape, finish
 from gguf.constants import GGMLQuantizationType, TokenType
 from gguf.quants import quantize
 from numpy.typing import NDArray
@@ -60,22 +61,23 @@ def write_model(
             writer.add_tensor(own, data, raw_dtype=as_kind)
     for name, value in _rope_factors(config).items():
         writer.add_tensor(name, np.asarray(value, np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    finish(writer)
     return path
 
 
 def _write_config(writer: Any, config: Any, architecture: str, values: dict[str, Any]) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
+    shape = Model(
+        name=config.model_type,
+        architecture=architecture,
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        inner=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        vocabulary=config.vocab_size,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+    add_shape(writer, shape, config.max_position_embeddings)
     if architecture == "olmo":
         writer.add_layer_norm_eps(1e-5)
     else:

@@ -1,4 +1,4 @@
-"""Tiny random Llamas on disk, engines around them, and their laws by transformers' own code."""
+"""Tiny random Llamas on disk, their engines, and their distributions by transformers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Re
 
 @torch.no_grad()
 def distribution_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> OutputDistribution:
-    """The joint law of ``length`` tokens, by plain forward passes over every prefix."""
+    """The joint distribution of ``length`` tokens, by plain forward passes over every prefix."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):

@@ -1,4 +1,4 @@
-"""The law of the toy model's output by a few slow lines that share nothing with the engine."""
+"""The output distribution of the toy model, by slow lines that share no code with the engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Table(Protocol):
     def logits(self, context: Sequence[int]) -> Tensor: ...
 
 
-def next_law(
+def next_distribution(
     logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> list[float]:
-    """Probabilities of the next token from raw logits, every parameter applied by the book."""
+    """Probabilities of the next token from raw logits and every parameter."""
     values = [float(value) for value in logits]
     for token in range(len(values)):
         if token in prompt or token in output:
@@ -76,7 +76,7 @@ def joint_distribution_of(
             if output and output[-1] in params.stop_token_ids:
                 longer[output] = mass
                 continue
-            p = next_law(model.logits([*prompt, *output]).tolist(), params, prompt, output)
+            p = next_distribution(model.logits([*prompt, *output]).tolist(), params, prompt, output)
             longer |= {(*output, token): mass * p[token] for token in range(len(p)) if p[token] > 0}
         distribution = longer
     return distribution

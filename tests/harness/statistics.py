@@ -12,11 +12,11 @@ from scipy.stats import chi2, chisquare
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import OutputDistribution
-from harness.reference import next_law
+from harness.reference import next_distribution
 
 
 def fit(outcomes: Iterable[Any], distribution: Mapping[Any, float]) -> float:
-    """The chi-square p-value of ``outcomes`` under ``law``; 0 when one of them is impossible."""
+    """The chi-square p-value of ``outcomes`` under ``distribution``; 0 when one of them is impossible."""
     counts = Counter(outcomes)
     if any(outcome not in distribution for outcome in counts):
         return 0.0
@@ -51,7 +51,7 @@ def transition_fit(
             counts.setdefault(tuple(tokens[place - model.order : place]), Counter())[tokens[place]] += 1
     statistic, freedom = 0.0, 0
     for context, seen in counts.items():
-        p = np.array(next_law(model.logits(context).tolist(), params, (), ()))
+        p = np.array(next_distribution(model.logits(context).tolist(), params, (), ()))
         found = np.array([seen[token] for token in range(model.vocab_size)])
         if found[p == 0].any():
             return 0.0

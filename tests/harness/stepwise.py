@@ -98,7 +98,7 @@ class StepTrace:
 
 
 def enumerate_steps(run: Callable[[StepTrace], Hashable]) -> OutputDistribution:
-    """The exact law of what ``run`` returns; ``run`` calls ``next_step`` before each of its steps."""
+    """The exact distribution of what ``run`` returns; ``run`` calls ``next_step`` before each of its steps."""
     distribution: OutputDistribution = {}
     waiting: list[Groups] = [()]
     chance = random.Random(1)

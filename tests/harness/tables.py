@@ -1,4 +1,4 @@
-"""A rule by itself on tables of random distributions: its exact law and its expected accepted length."""
+"""An acceptance method alone on tables of random distributions: output distribution and expected accepted length."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Words = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tables:
-    """The target's law ``p`` and the drafter's ``q`` behind every prefix of up to ``depth`` tokens."""
+    """The target's distribution ``p`` and the drafter's ``q`` after every prefix of up to ``depth`` tokens."""
 
     depth: int
     p: Mapping[Words, Floats]
     q: Mapping[Words, Floats]
 
     def wanted(self) -> OutputDistribution:
-        """The law of ``depth + 1`` tokens."""
+        """The distribution of ``depth + 1`` tokens."""
         probs: dict[Words, float] = {(): 1.0}
         for _ in range(self.depth + 1):
             probs = {

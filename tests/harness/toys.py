@@ -98,10 +98,10 @@ def tokens_of(events: Mapping[str, Sequence[Event]]) -> dict[str, tuple[int, ...
     return {id: tuple(token for event in own for token in event.tokens) for id, own in events.items()}
 
 
-def enumerated_law(
+def enumerated_distribution(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, length: int = 3, by_round: bool = True
 ) -> OutputDistribution:
-    """The exact joint law of the first ``length`` tokens that ``engine`` writes.
+    """The exact joint distribution of the first ``length`` tokens of ``engine``.
 
     Every path through the random choices is a request of its own, known by its seed. Up to 16 of them run at once and
     new ones arrive while others are in the middle, so the enumeration also goes through a busy engine.
@@ -148,7 +148,7 @@ def _parts(seed: int) -> tuple[int, tuple[int, ...]]:
     return own, (ahead,) if ahead else ()
 
 
-def enumerated_law_among(
+def enumerated_distribution_among(
     build: Callable[[], Engine], company: Sequence[Request], request: Request, length: int = 3
 ) -> OutputDistribution:
     """The same for one request that arrives after others, in an engine of its own for every path.
@@ -209,8 +209,8 @@ class ScriptedDrafter(Drafter):
 __all__ = [
     "ScriptedDrafter",
     "drawing",
-    "enumerated_law",
-    "enumerated_law_among",
+    "enumerated_distribution",
+    "enumerated_distribution_among",
     "make_request",
     "run_all",
     "tokens_of",

@@ -31,7 +31,7 @@ class Round:
     def add(
         self, params: SamplingParams, acceptance_method: str, nodes: int, agreeing: float, drawn: bool, tree: bool
     ) -> None:
-        """One sequence with a draft that stands near its law: ``agreeing`` 0 is far off, 1 the law itself."""
+        """One sequence with a draft near the target distribution: ``agreeing`` 0 is far, 1 equal."""
         rng, number, tree = self.generator, len(self.tasks), tree and ACCEPTANCE_METHODS.load(acceptance_method).trees
         prompt = rng.integers(0, self.vocab, 5).tolist()
         sequence = RequestState(make_request(f"s{number}", prompt, params), prompt, computed=4)

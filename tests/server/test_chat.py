@@ -18,7 +18,7 @@ def ask(server: Running, *messages: Any, **body: object) -> httpx.Response:
     return server.post("/v1/chat/completions", messages=list(messages) or [USER], **body)
 
 
-def test_answer_has_openai_shape_and_law(server: Running) -> None:
+def test_answer_has_openai_shape_and_distribution(server: Running) -> None:
     answer = ask(server, max_tokens=3).json()
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")

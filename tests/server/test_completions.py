@@ -35,7 +35,7 @@ def stream(server: Running, path: str = "/v1/completions", **body: Any) -> list[
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_answer_has_openai_shape_and_law(server: Running) -> None:
+def test_answer_has_openai_shape_and_distribution(server: Running) -> None:
     answer = server.post("/v1/completions", model="fake", prompt="abc", max_tokens=5).json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")

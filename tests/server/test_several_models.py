@@ -1,4 +1,4 @@
-"""Several models as one over HTTP: the list, laws of requests, streams, and bad laws beside neighbours that go on."""
+"""Ensembles over HTTP: the model list, ensembles of requests, streams, and bad ensembles that harm no other request."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_they_are_listed_as_one_model(served: Served) -> None:
         ({"method": "second"}, "second"),
     ],
 )
-def test_a_request_brings_a_law_of_its_own(served: Served, ensemble: dict[str, Any], name: str) -> None:
+def test_a_request_brings_an_ensemble(served: Served, ensemble: dict[str, Any], name: str) -> None:
     """The same whole, streamed, as a chat, and with nobody proposing."""
     body = {**BODY, "ensemble": ensemble, "frequency_penalty": 0.5, "top_p": 0.9}
     whole = served.http.post("/v1/completions", json=body).json()
@@ -118,7 +118,7 @@ def test_a_request_brings_a_law_of_its_own(served: Served, ensemble: dict[str, A
     )
 
 
-def test_bad_laws_harm_no_neighbour(served: Served) -> None:
+def test_bad_ensembles_harm_no_other_request(served: Served) -> None:
     alone = served.http.post("/v1/completions", json={**BODY, "max_tokens": 90}).json()["choices"]
 
     def ask(ensemble: object) -> str:
@@ -140,7 +140,7 @@ def test_bad_laws_harm_no_neighbour(served: Served) -> None:
             assert neighbour.result().json()["choices"] == alone
 
 
-def test_laws_that_requests_may_not_bring(tmp_path: Path) -> None:
+def test_ensembles_that_requests_may_not_bring(tmp_path: Path) -> None:
     write_llama(tmp_path / "one", 0)
     write_llama(tmp_path / "two", 1)
     models = ["--model", "one", "--model", "two", "--ensemble", json.dumps(LAW), "--threads", "1"]

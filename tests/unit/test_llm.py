@@ -186,7 +186,7 @@ def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
     )
 
 
-def test_the_law_of_one_call() -> None:
+def test_the_distribution_of_one_call() -> None:
     made = LLM.from_engine(ensemble_engine(toys(2, 5), {"method": "weighted"}))
     ensemble, other = {"method": "contrastive", "mu": 0.5}, "contrastive(mu=0.5)"
     assert made.generate([0], SEEDED)[0].distribution == "weighted(0.5, 0.5)"

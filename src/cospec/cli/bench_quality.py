@@ -14,7 +14,7 @@ from cospec.cli import options
 from cospec.cli.bench_options import grouped
 
 if TYPE_CHECKING:
-    from cospec.bench.quality import Task
+    from cospec.bench.answer_accuracy import Task
 
 ADAPTIVE = '{"method": "adaptive"}'
 
@@ -39,7 +39,7 @@ def quality(
     Programs that the model writes run on this machine, in processes with limits of time and memory and without sockets.
     The limits are no security boundary.
     """
-    from cospec.bench.quality import read_tasks
+    from cospec.bench.answer_accuracy import read_tasks
     from cospec.bench.sandbox import SandboxLimits
     from cospec.config import read_json
 
@@ -63,7 +63,7 @@ def _measure(
     blend: Mapping[str, Any] | None,
     output_len: int,
 ) -> dict[str, Any]:
-    from cospec.bench.quality import measure
+    from cospec.bench.answer_accuracy import measure
     from cospec.llm import LLM
     from cospec.sampling_params import SamplingParams
 

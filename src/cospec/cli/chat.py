@@ -166,7 +166,7 @@ class Talk:
     def _show_stats(self) -> None:
         from rich.table import Table
 
-        from cospec.core.stats import total
+        from cospec.outputs import total
 
         if not self._stats:
             self._console.print("There is no answer yet.", style="dim")

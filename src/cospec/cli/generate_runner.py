@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cospec.cli.batch_io import BatchRequest
-from cospec.core.stats import RequestStats, total
+from cospec.core.stats import RequestStats
 from cospec.core.types import Event
 from cospec.errors import CospecError
+from cospec.outputs import total
 
 if TYPE_CHECKING:
     from cospec.core.engine import Engine

@@ -1,6 +1,6 @@
 """Drafter nodes as actors: Ray places and restarts the node, the node itself talks to its verifier over ZeroMQ.
 
-A node serves one replica of the target. Ray hands out the addresses; rounds do not pass through Ray. A node whose
+A node serves one replica of the target. Ray hands out the addresses; steps do not pass through Ray. A node whose
 thread ended, or whose replica is gone, fails its health check, and Ray Serve starts the node again, with back-off.
 """
 

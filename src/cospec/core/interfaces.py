@@ -10,14 +10,7 @@ from cospec.core.model_io import BatchOutput, RolloutOutput, RolloutParams, Toke
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import Future, StepResult, SubmittedStep
-from cospec.core.types import (
-    Commit,
-    Draft,
-    RequestState,
-    ScheduledRequest,
-    SchedulerOutput,
-    StepOutput,
-)
+from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.native.library import NativeBlend
 from cospec.plugin_options import Options as PluginOptions
 

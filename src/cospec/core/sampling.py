@@ -85,11 +85,6 @@ def shaped(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
     return probs
 
 
-def target_probs_of(logits: Tensor, params: SamplingParams, history: History) -> Floats:
-    """Return ``target_probs`` of a single block."""
-    return target_probs(logits, [RowBlock(params, history)])
-
-
 def softmax(logits: Tensor, temperatures: Sequence[float]) -> Floats:
     """Return ``[R, V]`` probabilities in double precision, each row at its own temperature."""
     if _native(logits):

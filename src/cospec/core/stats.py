@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +47,6 @@ class RequestStats:
     def mean_divergence(self) -> float | None:
         """Mean total variation per token between the output's distribution and the target's; None: not relaxed."""
         return self.divergence / self.relaxed_tokens if self.relaxed_tokens else None
-
-
-def total(parts: Sequence[RequestStats]) -> RequestStats:
-    """The counts of several requests together; their earliest first token and their latest end."""
-    found = RequestStats()
-    for name in (each.name for each in fields(RequestStats)):
-        values = [getattr(part, name) for part in parts]
-        if isinstance(getattr(found, name), int | float):
-            setattr(found, name, sum(values))
-        elif isinstance(sums := getattr(found, name), dict):
-            for key, count in (item for counts in values for item in counts.items()):
-                sums[key] = sums.get(key, 0) + count
-    found.ttft = min((part.ttft for part in parts if part.ttft is not None), default=None)
-    found.e2e = max((part.e2e for part in parts if part.e2e is not None), default=None)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """One call of a model.
-
-    The first pass computes ``rows`` tokens of ``sequences`` requests. Each further pass computes one token per request.
-    """
-
-    rows: int
-    sequences: int
-    passes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

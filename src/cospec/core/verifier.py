@@ -20,14 +20,7 @@ from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.sampling import logprobs
 from cospec.core.stats import TokenLogprobs
 from cospec.core.submitted_step import FinishedFuture
-from cospec.core.types import (
-    Commit,
-    Draft,
-    RequestState,
-    ScheduledRequest,
-    StepOutput,
-    VerifyResult,
-)
+from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.errors import failure
 from cospec.native import library
 from cospec.native import verifier as native_verifier
@@ -192,10 +185,10 @@ class TargetVerifier:
         """Return the output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
-        prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
+        prompt = _prompt_logprobs(task, logits) if wants_prompt_rows(entry.sequence) else ()
         if not task.count:
             return StepOutput(entry, None, None, prompt_logprobs=prompt)
-        own = () if params.logprobs is None else _logprobs(task, result, logits)
+        own = () if params.logprobs is None else _logprobs(task, result, logits, params.logprobs)
         state = None
         if self.model.hidden_states is not None:
             state = self.model.hidden_states[
@@ -242,7 +235,7 @@ def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSli
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
     first_row = n - 1 if ends else n
-    if sequence.request.sampling.prompt_logprobs is not None and wants_prompt_rows(sequence):
+    if wants_prompt_rows(sequence):
         first_row = 0
     tokens = tuple(known[start : start + n])
     if draft is None:
@@ -253,15 +246,12 @@ def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSli
 
 def wants_prompt_rows(sequence: RequestState) -> bool:
     """Return whether the step computes rows of logits that the prompt's log-probabilities are read from."""
-    wanted = sequence.request.sampling.prompt_logprobs is not None
-    return wanted and sequence.computed < sequence.prompt_len - 1
+    return sequence.request.sampling.prompt_logprobs is not None and sequence.computed < sequence.prompt_len - 1
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Return log-probabilities of the prompt tokens after the positions that this step computes."""
     sequence = task.entry.sequence
-    if not wants_prompt_rows(sequence):
-        return ()
     offset = sequence.computed + 1  # the position that the first row predicts
     first = max(offset, len(sequence.prompt_logprobs) + 1)
     end = min(sequence.computed + task.entry.num_tokens, sequence.prompt_len - 1) + 1
@@ -271,15 +261,12 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
     return logprobs(rows, sequence.tokens[first:end], sequence.request.sampling.prompt_logprobs or 0)
 
 
-def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the accepted tokens and of the next token, if the request asks for these."""
-    wanted = task.entry.sequence.request.sampling.logprobs
-    if wanted is None:
-        return ()
+def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor, top: int) -> tuple[TokenLogprobs, ...]:
+    """Return log-probabilities of the accepted tokens and of the next token, with ``top`` others of each position."""
     tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
     tokens += [] if result.token is None else [result.token]
     if not tokens:
         return ()
     first = task.verified_rows.start
     rows = [first, *(first + 1 + node for node in result.path)][: len(tokens)]
-    return logprobs(torch.stack([logits[row] for row in rows]), tokens, wanted)  # an index would start torch's threads
+    return logprobs(torch.stack([logits[row] for row in rows]), tokens, top)  # an index would start torch's threads

@@ -35,7 +35,7 @@ def draws_of(batch: TokenBatch) -> Array | None:
     return np.array(draws, DRAW).view(np.int64).reshape(len(draws), -1) if draws else None
 
 
-def output_of(window: Window) -> WindowOutput:
+def window_output(window: Window) -> WindowOutput:
     """Return the result of a window whose ``states`` are the logits of all rows."""
     if window.draws is None or window.states is None:
         return WindowOutput(window.number, window.states, error=window.error)

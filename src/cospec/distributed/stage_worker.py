@@ -30,7 +30,7 @@ from cospec.distributed.messages import (
     WindowOutput,
 )
 from cospec.distributed.shards import ShardGroup
-from cospec.distributed.stage_sampling import output_of
+from cospec.distributed.stage_sampling import window_output
 from cospec.errors import CospecError, failure
 from cospec.models.load_options import LoadOptions
 from cospec.models.loading import load_stage
@@ -208,7 +208,7 @@ class _Stage:
 def _output(window: Window) -> WindowOutput:
     """Return what the last stage sends to the engine."""
     try:
-        return output_of(window)
+        return window_output(window)
     except Exception as error:
         return WindowOutput(window.number, error=failure(error))
 

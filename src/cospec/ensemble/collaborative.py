@@ -25,12 +25,13 @@ from torch import Tensor
 
 from cospec.core.interfaces import Blend, ModeComponents
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import ProposingEnsemble
 from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
 from cospec.ensemble.state import CollaborativeState
+from cospec.policies.latency.call_latency import ModelCall
 
 SEVERAL_MODELS = "several models"  # why no multi-step call runs a request
 

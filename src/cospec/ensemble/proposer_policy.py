@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from cospec.core.plugin_base import Policy
-from cospec.core.stats import ModelCall, StepStats
+from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.policies.bandit import Bandit
-from cospec.policies.latency.call_latency import CallLatency
+from cospec.policies.latency.call_latency import CallLatency, ModelCall
 
 LENGTHS = (1, 2, 3, 5, 8)  # lengths of a proposal that the policy chooses from
 LONGEST = LENGTHS[-1]

@@ -10,6 +10,8 @@ from typing import Any
 from cospec.core.stats import RequestStats, StepStats
 from cospec.core.types import Commit, StepOutput
 
+SECONDS_PER_HOUR = 3600.0
+MILLION = 1e6
 MEANS = frozenset({"kv_cache_usage", "drafter_weights", "policy"})  # of several engines; other figures are sums
 
 
@@ -60,7 +62,7 @@ class Counters:
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
         self.native = self.verifier_losses = 0
-        self.prompt_tokens = self.prefix_hits = self.generated = self.steps = 0
+        self.prompt_tokens = self.prefix_cache_hits = self.generated = self.steps = 0
         self.divergence, self.relaxed_tokens = 0.0, 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
@@ -93,7 +95,7 @@ class Counters:
     def finish(self, stats: RequestStats, prompt: int, reason: str) -> None:
         """Count an ended request with ``prompt`` tokens in its prompt."""
         self.prompt_tokens += prompt
-        self.prefix_hits += stats.cached_prompt_tokens
+        self.prefix_cache_hits += stats.cached_prompt_tokens
         self.divergence += stats.divergence
         self.relaxed_tokens += stats.relaxed_tokens
         self.finished[str(reason)] += 1
@@ -110,7 +112,7 @@ class Counters:
             num_preemptions=preemptions,
             verifier_losses=self.verifier_losses,
             prefix_cache_queries=self.prompt_tokens,
-            prefix_cache_hits=self.prefix_hits,
+            prefix_cache_hits=self.prefix_cache_hits,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generated,
             drafts=dict(self.drafts),
@@ -151,3 +153,15 @@ def _join(values: list[Any], mean: bool) -> Any:
     if isinstance(first, str):
         return first
     return sum(values) / len(values) if mean else sum(values)
+
+
+def price_per_million(cost_per_hour: float, tokens: float, seconds: float) -> float | None:
+    """Return the price of a million output tokens of machines that wrote ``tokens`` in ``seconds``; None without
+    tokens.
+
+    Source: CoSine, tables 1 and 3.
+
+    Args:
+        cost_per_hour: of all machines, in any currency.
+    """
+    return cost_per_hour / SECONDS_PER_HOUR * seconds / tokens * MILLION if tokens else None

@@ -106,7 +106,7 @@ class NativeVerifier:
         if missing > 0:
             found.extend([0] * missing)
         library.cdll().cospec_verify(source.packed, bytes(cases), len(tasks), start(nodes), start(found))
-        verdicts: list[VerifiedDraft] = []
+        results: list[VerifiedDraft] = []
         place = 0
         for task in tasks:
             length, token, broken = found[place], found[place + 1], found[place + 3]
@@ -114,13 +114,13 @@ class NativeVerifier:
             if task.draft is not None:
                 path = tuple(found[paths : paths + length])
                 paths += 2 * len(task.draft.tokens)
-            verdicts.append(
+            results.append(
                 NOT_FINITE if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
             )
             place += _RESULT_WORDS
         if raised:
-            return [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, verdicts, strict=True)]
-        return verdicts
+            return [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, results, strict=True)]
+        return results
 
 
 def supports(acceptance_method: AcceptanceMethod) -> str | None:

@@ -178,12 +178,12 @@ def measure_multi_steps(
                 if depth and not fed_ids.issuperset(each.id for each in contexts):
                     drafter.propose(contexts, [DraftBudget(depth, depth)] * several)
                     fed_ids.update(each.id for each in contexts)
-                rounds = timer.time_steps(contexts, depth) if timer and tokens not in grid.chunks else []
-                for known, drafting, verifying in rounds:
+                timed_steps = timer.time_steps(contexts, depth) if timer and tokens not in grid.chunks else []
+                for known, drafting, verifying in timed_steps:
                     forwards[place].append((known, verifying))
                     if depth:
                         drafts[place].append((known, drafting))
-                if rounds:
+                if timed_steps:
                     continue
                 if depth:
                     started = clock()

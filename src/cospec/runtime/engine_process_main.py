@@ -250,7 +250,7 @@ class EngineCoreProc:
         """End the requests that a failed step was about.
 
         ``RequestsFailed`` names them. Otherwise all of them end: a step that broke off may have written
-        some sequences and not others, and going on from there could give tokens that do not follow the law.
+        some sequences and not others, so later tokens might not follow the target distribution.
         """
         named = error.ids if isinstance(error, RequestsFailed) else self._live
         requests = [self._live[id] for id in named if id in self._live]

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
-from cospec.metrics.cost import present, price_per_million
+from cospec.metrics.engine import price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.node_metrics import node_families
 
@@ -103,7 +103,8 @@ class ServerMetrics:
     def _costs(self, engine: Mapping[str, Any]) -> list[Metric]:
         """Prices per hour, and the price of tokens since the start of the server, idle time included."""
         nodes = {node["node"]: node["cost_per_hour"] for node in engine.get("nodes", ())}
-        prices = present(self._prices, engine["engines"]) | present(nodes, 1)
+        prices = {name: price * engine["engines"] for name, price in self._prices.items()} | nodes
+        prices = {name: price for name, price in prices.items() if price}
         if not prices:
             return []
         per_hour = GaugeMetricFamily(

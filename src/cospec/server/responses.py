@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cospec.core.stats import RequestStats, total
+from cospec.core.stats import RequestStats
 from cospec.core.types import Event
+from cospec.outputs import total
 from cospec.server import logprobs
 from cospec.server.schemas import ChatBody, CompletionBody, Sampled
 from cospec.server.service import Call, Output

@@ -1,4 +1,4 @@
-"""Verdicts of single drafts, where they are certain; the laws are in tests/exactness."""
+"""Results for single drafts, where they are certain; tests/exactness checks distributions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def certain(*tokens: int, vocab: int = 4) -> TargetProbs:
 @pytest.mark.parametrize("name", ACCEPTANCE_METHODS)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kept", range(4))
-def test_a_certain_law_keeps_what_agrees(name: str, seed: int, kept: int) -> None:
+def test_a_certain_distribution_keeps_equal_tokens(name: str, seed: int, kept: int) -> None:
     tokens = (1, 2, 3)
     wanted = [*tokens[:kept], 0, 0, 0, 0][:4]
     result = ACCEPTANCE_METHODS.load(name)().verify(draft(tokens), certain(*wanted), RandomStreams(seed, 6))
@@ -36,7 +36,7 @@ def test_a_certain_law_keeps_what_agrees(name: str, seed: int, kept: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
-def test_a_drafter_that_draws_from_the_law_is_always_kept(name: str) -> None:
+def test_drafts_drawn_from_the_target_are_always_kept(name: str) -> None:
     generator = np.random.default_rng(0)
     for seed in range(200):
         probs = generator.random((4, 5)) + 1e-3
@@ -100,7 +100,7 @@ def test_the_residual() -> None:
 
 
 def test_recursive_takes_the_children_in_their_order() -> None:
-    """The first is always kept by a law that is its q; the second gets what the first left, the third the rest."""
+    """The first is kept where the distribution is its q; the second gets the first's residual, the third the rest."""
     q = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
     tree = draft((0, 1), (-1, -1), q)
     for seed in range(50):
@@ -138,7 +138,7 @@ def test_typical_keeps_what_is_likely_enough_and_the_deepest_path() -> None:
     tree = draft((0, 1, 2, 3), (-1, -1, 1, 2))
     probs = np.array([sure, unsure, unsure, unsure, sure])
     result = Typical().verify(tree, TargetProbs(probs=probs), RandomStreams(0, 6))
-    assert result.path == (1, 2, 3), "0.25 is typical of a law that is at a loss"
+    assert result.path == (1, 2, 3), "0.25 is typical of a flat distribution"
     assert result.bonus
     low = np.array([[0.97, 0.01, 0.01, 0.01]] * 5)
     assert Typical().verify(draft((1, 0), (-1, -1)), TargetProbs(probs=low[:3]), RandomStreams(0, 6)).path == (1,)

@@ -1,4 +1,4 @@
-"""Trees as a configuration asks for them: shapes, rules, the law that is declared, drafters with other vocabularies."""
+"""Trees of a configuration: shapes, acceptance methods, declared distribution, drafters with other vocabularies."""
 
 from __future__ import annotations
 

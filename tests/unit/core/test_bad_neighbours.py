@@ -182,7 +182,8 @@ def test_aborts_at_every_step_give_everything_back() -> None:
 
 def test_greedy_ties_are_broken_the_same_way_with_and_without_a_draft() -> None:
     """Float32 logits that are equal after penalties: the point mass and the choice must be the same token."""
-    from cospec.core.sampling import History, edit, likeliest, target_probs_of
+    from cospec.core.sampling import History, edit, likeliest
+    from harness.target_probs import target_probs_of
 
     def choices(logits: Tensor, params: SamplingParams, history: History) -> list[int | None]:
         return likeliest(edit(logits, params, history))

@@ -116,7 +116,7 @@ def test_a_stop_token_at_the_limit_is_a_stop() -> None:
 
 
 def test_stop_tokens_below_the_minimum_do_not_stop() -> None:
-    """A drafted stop token can be there only when the law allowed it, so only the count decides."""
+    """The distribution allowed an accepted stop token, so only the count decides."""
     sequence, events = commit(
         None, SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6,)), [[6, 6], [7, 6, 5]]
     )

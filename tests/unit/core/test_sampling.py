@@ -1,4 +1,4 @@
-"""The law against a slow reference, parameter by parameter and all together."""
+"""The target distribution against a slow reference, each parameter alone and all together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cospec.core.sampling import (
     likeliest,
     logprobs,
     target_probs,
-    target_probs_of,
 )
 from cospec.sampling_params import SamplingParams
-from harness.reference import next_law
+from harness.reference import next_distribution
+from harness.target_probs import target_probs_of
 
 V = 9
 
@@ -78,7 +78,7 @@ def test_every_row_follows_the_reference(
     assert torch.equal(logits, before), "the model's logits were written"
     for row, drafted in enumerate(paths):
         output = [*tokens[prompt_len:], *drafted]
-        wanted = next_law(logits[row].tolist(), given_params, tokens[:prompt_len], output)
+        wanted = next_distribution(logits[row].tolist(), given_params, tokens[:prompt_len], output)
         assert found[row] == pytest.approx(wanted, abs=1e-12)
     if given_params.greedy:
         history = History(tokens, prompt_len, paths)
@@ -104,7 +104,7 @@ def test_blocks_do_not_mix(dtype: torch.dtype) -> None:
         alone = target_probs_of(logits[rows], block.params, block.history)
         assert np.array_equal(found[rows], alone)
         for place, path in enumerate(block.history.paths):
-            wanted = next_law(logits[row + place].tolist(), block.params, [1, 2], [3, 3, *path])
+            wanted = next_distribution(logits[row + place].tolist(), block.params, [1, 2], [3, 3, *path])
             assert alone[place] == pytest.approx(wanted, abs=1e-6)
         row += block.rows
     assert found.sum(-1) == pytest.approx(np.ones(len(found)))

@@ -19,7 +19,7 @@ from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Draft, DraftBudget, Request, RequestState, ScheduledRequest, Speculation, StepOutput
 from cospec.core.verifier import TargetVerifier
 from cospec.distributed.messages import Window
-from cospec.distributed.stage_sampling import draws_of, output_of
+from cospec.distributed.stage_sampling import draws_of, window_output
 from cospec.ensemble.blends.weighted import Single
 from cospec.models.stage import StageBatch
 from cospec.models.toy import ToyModel
@@ -58,7 +58,7 @@ class FixedLogits(ToyModel):
         batch = TokenBatch(tuple(self._change(part) for part in batch.slices))
         none = np.zeros(0, np.int64), np.zeros(0, np.int64)
         window = Window.of(7, StageBatch.of(batch, lambda id: [0]), none, draws_of(batch))
-        found = output_of(msgspec.structs.replace(window, states=logits.numpy()))
+        found = window_output(msgspec.structs.replace(window, states=logits.numpy()))
         given = torch.empty(0, 0) if found.logits is None else torch.from_numpy(found.logits)
         self.outputs.append(BatchOutput(given, () if found.tokens is None else found.tokens.tolist()))
         assert found.number == 7

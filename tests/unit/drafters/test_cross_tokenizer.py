@@ -19,7 +19,7 @@ from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.pools import letters
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_law, make_request, run_all, tokens_of, toy_engine
+from harness.toys import enumerated_distribution, make_request, run_all, tokens_of, toy_engine
 
 ENGLISH = ["the theatre there gathers their other brothers", "a slow thing and another thing thought through"] * 4
 GERMAN = ["der Vater der anderen Brüder dachte daran", "ein Ding und noch ein Ding über die Straße"] * 4
@@ -190,13 +190,13 @@ def translated(own: str, seed: int = 5) -> ModelDrafter:
 
 @pytest.mark.parametrize("own", ["cab", "xbyca", "ba", "cxyz"])
 @pytest.mark.parametrize("shape", [{}, {"widths": (2,), "max_nodes": 2}])
-def test_a_translated_drafter_leaves_the_law_as_it_is(own: str, shape: dict[str, object]) -> None:
+def test_a_translated_drafter_keeps_the_distribution(own: str, shape: dict[str, object]) -> None:
     """All of the vocabulary in another order, more than it, and a part of it."""
     target = ToyModel(3, order=2, seed=1)
     params = SamplingParams(max_tokens=8, temperature=0.8, repetition_penalty=1.3)
     for acceptance_method in ["recursive"] if shape else ["recursive", "block"]:
         engine = toy_engine(target, translated(own), acceptance_method, 1, **shape)
-        found = enumerated_law(engine, (0, 1, 0), params, 3)
+        found = enumerated_distribution(engine, (0, 1, 0), params, 3)
         assert total_variation(found, joint_distribution_of(target, params, (0, 1, 0), 3)) < 1e-12
         assert engine.metrics().draft_tokens or own == "cxyz"
 

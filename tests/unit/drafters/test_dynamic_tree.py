@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.tree import children, depths, path_to
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import PRIOR, Calibration
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
+from harness.target_probs import target_probs_of
 from harness.toys import with_pool
 
 V = 6
@@ -80,7 +81,7 @@ def test_a_greedy_tree_holds_the_likeliest_paths() -> None:
     """Of all paths of the widest tree the best are kept, and the main path is the chain."""
     whole, best = drafted(DraftBudget(3, 60, widths=(3, 3, 2))), drafted(DraftBudget(3, 9, widths=(3, 3, 2)))
     assert sorted(values(best), reverse=True) == pytest.approx(sorted(values(whole), reverse=True)[:9])
-    one = SamplingParams()  # whose law the confidences are
+    one = SamplingParams()  # of the confidences
     for node, (parent, token) in enumerate(zip(best.parents, best.tokens, strict=True)):
         assert best.confidence is not None
         assert best.confidence[node] == pytest.approx(behind(best, parent, one)[token])

@@ -1,4 +1,4 @@
-"""Several models behind one engine: what is refused, what a bad law does to its neighbours, prefixes, the faces."""
+"""Several models in one engine: refused options, bad ensembles beside other requests, prefixes, interfaces."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_torch_keeps_its_threads() -> None:
     assert set(seen) == {1 if library.available() else 2}
 
 
-def test_requests_may_ask_for_a_law_or_not() -> None:
+def test_requests_may_bring_an_ensemble_or_not() -> None:
     engine = ensemble_engine(toys(2, 5), LAW)
     events = run_all(engine, [make_request("r", (0,), PARAMS, ensemble={"method": "contrastive", "mu": 0.5})])
     assert {event.distribution for event in events["r"]} == {"contrastive(mu=0.5)"}
@@ -204,7 +204,7 @@ def test_who_names_a_model_means_it_as_a_drafter() -> None:
 
 
 def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a law is read; what is wrong with it is told in one sentence."""
+    """Plug-ins are imported before the ensemble is checked."""
     code = "import cospec\ncospec.register_blend('of-a-plugin', lambda logits: logits[0])\n"
     (tmp_path / "blend_plugin.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -333,7 +333,7 @@ def test_words_that_differ(tmp_path: Path) -> None:
 
 
 def test_models_from_disk(tmp_path: Path) -> None:
-    """Two Llamas by ``LLM``: the paths, the law, the calls; greedy and seeded as standard decoding writes."""
+    """Two Llamas by ``LLM``: paths, ensemble, model calls; greedy and seeded outputs of standard decoding."""
     folders = [tmp_path / "one", tmp_path / "two"]
     write_pair(*folders)
     for folder in folders:

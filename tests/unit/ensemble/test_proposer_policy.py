@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cospec.core.stats import ModelCall, StepStats, StepTimes
+from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Request, RequestState
 from cospec.ensemble.proposer_policy import (
     FIT_EVERY,
@@ -15,7 +15,7 @@ from cospec.ensemble.proposer_policy import (
     ScheduleOptions,
 )
 from cospec.ensemble.speedup_model import ProposalProcess
-from cospec.policies.latency.call_latency import CallLatency
+from cospec.policies.latency.call_latency import CallLatency, ModelCall
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.sampling_params import SamplingParams
 

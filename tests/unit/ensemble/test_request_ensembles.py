@@ -1,4 +1,4 @@
-"""The laws of an ensemble: each request keeps the one that it began with, and none outlives its requests."""
+"""Ensembles of requests: each request keeps its ensemble, and no ensemble outlives its requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_blend_that_is_registered_anew(asked: bool) -> None:
     assert found == {"old": alone[0], "new": alone[1], "newer": alone[1]}
 
 
-def test_laws_are_kept_as_long_as_they_write() -> None:
+def test_ensembles_are_kept_while_requests_run() -> None:
     """And one for all requests that ask for the same."""
     ensembles = BlendRegistry(LAW, 2)
     for n in range(100):

@@ -11,8 +11,7 @@ import pytest
 from cospec.bench.metrics import Selection, summarise
 from cospec.bench.timing import Chunk, Timing
 from cospec.config import EngineConfig
-from cospec.metrics.cost import present, price_per_million
-from cospec.metrics.engine import EngineMetrics
+from cospec.metrics.engine import EngineMetrics, price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.metrics import ServerMetrics
 from cospec.simulation.run import simulate
@@ -26,10 +25,6 @@ def test_price_of_a_million_tokens() -> None:
     assert price_per_million(3.6, tokens=0, seconds=10) is None
 
 
-def test_every_engine_has_its_machines() -> None:
-    assert present({"target": 2.0, "drafter": 0.0, "a": 0.5}, 3) == {"target": 6.0, "a": 1.5}
-
-
 def test_prices_of_a_configuration() -> None:
     drafters = [{"name": "a", "method": "ngram", "cost_per_hour": 0.25}, {"method": "suffix"}]
     speculative = {"method": "pool", "drafters": drafters}
@@ -40,9 +35,10 @@ def test_prices_of_a_configuration() -> None:
 @pytest.mark.parametrize("prices", [{}, {"target": 2.0, "a": 0.5}])
 def test_server_shows_declared_prices_only(prices: dict[str, float]) -> None:
     engine = asdict(EngineMetrics(generation_tokens=100, engines=2))
-    text = ServerMetrics("m", prices).render(engine, EngineStatus(True, 0, 0, 0)).decode()
+    text = ServerMetrics("m", prices | {"drafter": 0.0}).render(engine, EngineStatus(True, 0, 0, 0)).decode()
     assert ('cospec:cost_per_hour{component="a",model_name="m"} 1.0' in text) == bool(prices)
     assert ("cospec:price_per_million_tokens{" in text) == bool(prices)
+    assert 'component="drafter"' not in text
 
 
 def test_benchmark_prices_its_output() -> None:

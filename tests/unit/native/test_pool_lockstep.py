@@ -16,7 +16,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library, pool_lockstep
 from cospec.sampling_params import SamplingParams
-from harness.llamas import VOCAB, load, write_pair
+from harness.llamas import VOCAB, load
 from harness.methods import override
 from harness.pools import pool_engine, pool_of
 from harness.toys import make_request, run_all, tokens_of
@@ -29,13 +29,6 @@ GREEDY, SEEDED, DRAWN, CUT = (
 )
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the native kernels were not built")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder / "target", folder / "drafter")
-    return folder / "target", folder / "drafter"
 
 
 def played(

@@ -66,7 +66,7 @@ def test_the_compiled_judge_decides_as_the_rules_do(
 @pytest.mark.parametrize("acceptance_method", KNOWN)
 @pytest.mark.parametrize("isa", library.ISAS)
 def test_every_path_is_taken(acceptance_method: str, isa: str) -> None:
-    """Drafts near their laws: every accepted length occurs, with every instruction set, as the rules have it."""
+    """Drafts near the target distribution: every accepted length occurs, with every instruction set, as in Python."""
     best = library.isa()
     if isa not in library.offered():
         pytest.skip(f"this processor has no {isa}")

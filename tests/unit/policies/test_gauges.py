@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from cospec.core.plugin_base import Policy
-from cospec.core.stats import ModelCall, StepStats, StepTimes
+from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Speculation
 from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions
+from cospec.policies.latency.call_latency import ModelCall
 from cospec.policies.policy_build_context import PolicyContext
 from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import POLICIES

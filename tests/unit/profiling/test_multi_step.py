@@ -19,7 +19,7 @@ from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
 from cospec.profiling.measure import STEPS_PER_CALL, Grid, MultiStepTimer, measure_multi_steps
 from cospec.sampling_params import SamplingParams
-from harness.llamas import VOCAB, load, write_pair
+from harness.llamas import VOCAB, load
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not(
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine ends no call early."""
     monkeypatch.setattr("cospec.native.multi_step.SECONDS", 60.0)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(*found)
-    return found
 
 
 def runner_of(target: Model, drafter: ModelDrafter) -> NativeMultiStep:

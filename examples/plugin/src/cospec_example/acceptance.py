@@ -14,8 +14,8 @@ SHARE = 0.3  # of the likeliest token's probability
 class Threshold(AcceptanceMethod):
     """A token is kept when its probability is at least ``SHARE`` of the largest.
 
-    Greedy requests have a law with one token, so their output is exact. Other outputs follow another distribution than
-    the law; ``exact`` says so, and every response declares ``threshold(...)``.
+    The target distribution of a greedy request has one token, so the output is exact. Other outputs follow another
+    distribution; ``exact`` says so, and every response declares ``threshold(...)``.
     """
 
     name: ClassVar[str] = "threshold"  # the name of the entry point
@@ -25,7 +25,7 @@ class Threshold(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET  # drafters draw with the target's own numbers
 
     def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """The first token that is not kept ends the chain; the law gives the token in its place."""
+        """The first token that is not kept ends the chain; the target distribution gives the token in its place."""
         distribution = target.distribution
         kept = 0
         while kept < len(draft) and distribution[kept, draft.tokens[kept]] >= SHARE * distribution[kept].max():

@@ -14,7 +14,7 @@ from cospec.plugin_options import Options
 
 
 class ProductOptions(Options):
-    """Keys of ``law`` for this blend.
+    """Keys of ``ensemble`` for this blend.
 
     Attributes:
         power: of every model's probability; None is one part of as many as there are models, the geometric mean.

@@ -1,7 +1,7 @@
 """The verifier's socket: every drafter node connects to this one address.
 
-The engine's thread sends and receives by itself while it waits for drafts, so a round needs no switch of threads.
-Between rounds a background thread reads what nodes say: offers, beats, late answers. One lock guards both.
+The engine's thread sends and receives by itself while it waits for drafts, so a step needs no switch of threads.
+Between steps a background thread reads what nodes say: offers, beats, late answers. One lock guards both.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class NodeHub:
         self._context.term()
 
     def _look(self) -> None:
-        """Read between rounds; ends with the socket."""
+        """Read between steps; ends with the socket."""
         while not self._closed.wait(LOOK_SECONDS):
             if self.lock.acquire(blocking=False):
                 try:

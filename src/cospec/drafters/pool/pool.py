@@ -22,15 +22,14 @@ from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
-from cospec.drafters.pool.idle_node_drafts import Outcome, OutcomeDrafts, start_outcomes
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
+from cospec.drafters.pool.routing.explore import OutputEmbeddings
 from cospec.drafters.pool.routing.selection import Routing, Similarity
-from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
 from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
-from cospec.drafters.pool.whole_drafts import WholeDrafts
+from cospec.drafters.pool.whole_drafts import Outcome, OutcomeDrafts, WholeDrafts, start_outcomes
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
@@ -214,7 +213,7 @@ class PoolDrafter(Drafter):
                 others = record.candidate_sets if commit.base_len == record.base else {}
                 verified = VerifiedCandidates(len(commit.path), commit.rejected, commit.drafted)
                 record.candidate_sets = {**others, record.alone: verified}
-                record.weights.rounds += 1
+                record.weights.steps += 1
                 record.weights.took_part([record.alone])
             if (drafted_alone or commit.base_len == record.base) and commit.tokens:
                 known_commits.append((record, commit))
@@ -281,16 +280,16 @@ class PoolDrafter(Drafter):
             elif self._scores_now(weights):
                 weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
-            weights.rounds += 1
+            weights.steps += 1
             record.base, record.alone = len(context.tokens), -1
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks, due
 
     def _scores_now(self, weights: DrafterWeights) -> bool:
         """Whether drafters score known tokens: before the first draft, and at times while no drafter leads clearly."""
-        if not self.routing.scores_known_tokens or weights.rounds < weights.score_at:
+        if not self.routing.scores_known_tokens or weights.steps < weights.score_at:
             return False
-        if not weights.rounds:
+        if not weights.steps:
             return True
         values = weights.weights(self.pool_stats.prior)
         priced = [value for value, member in zip(values, self.members, strict=True) if not member.costless]

@@ -1,20 +1,26 @@
-"""Whole drafts of a pool's members: each member is called once per step, for all of its sequences."""
+"""Whole drafts of a pool's members: each member is called once per step, for all of its sequences.
+
+While a verification runs, idle members on nodes may draft after other outcomes than the likeliest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 from cospec.core.interfaces import Clock
 from cospec.core.submitted_step import Future
 from cospec.core.tree import chain
-from cospec.core.types import Draft, DraftBudget
+from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.state import DraftTask, Given
+
+Outcome = tuple[DraftContext, DraftBudget]
+"""A sequence after one outcome of the verification in flight, and the budget of a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +106,39 @@ def _member_budgets(budget: DraftBudget, branches: bool, confident: bool, count_
     return tuple(
         [DraftBudget(*each, threshold=budget.threshold, confident=confident, count_hits=count_hits) for each in shapes]
     )
+
+
+class OutcomeDrafts(NamedTuple):
+    """Drafts on their way from one drafter."""
+
+    member: Member
+    future: Future[Any]
+    started: float
+
+    def collect(self) -> list[Draft]:
+        """Return the drafts that come before the deadline."""
+        drafts: list[Draft] = self.member.collect(self.future, self.started, [])
+        return drafts
+
+
+def start_outcomes(
+    others: Sequence[Outcome], idle: Sequence[Member], rank: Callable[[str], Sequence[float]], clock: Clock
+) -> list[OutcomeDrafts]:
+    """Ask each idle drafter about one outcome of each request; a request's heaviest drafter gets its likeliest outcome.
+
+    Args:
+        rank: the weights of a request's idle drafters; 0 for a drafter that the request excludes.
+    """
+    shares, left = [list[Outcome]() for _ in idle], dict[str, list[int]]()
+    for context, budget in others:
+        if context.id not in left:
+            weights = rank(context.id)
+            left[context.id] = sorted([at for at in range(len(idle)) if weights[at]], key=lambda at: weights[at])
+        if left[context.id]:
+            shares[left[context.id].pop()].append((context, budget))
+    started, found = clock(), list[OutcomeDrafts]()
+    for member, share in zip(idle, shares, strict=True):
+        future = member.start_outcomes(share) if share else None
+        if future is not None:
+            found.append(OutcomeDrafts(member, future, started))
+    return found

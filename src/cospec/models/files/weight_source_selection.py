@@ -7,7 +7,7 @@ from pathlib import Path
 from cospec.models.checkpoint import quantization, read_object, weight_files
 from cospec.models.files.gguf_folder import is_gguf
 from cospec.models.files.gguf_source import GgufSource
-from cospec.models.files.packed_source import PackedSource
+from cospec.models.files.quantized_safetensors_source import QuantizedSafetensorsSource
 from cospec.models.files.source import SafetensorsSource, WeightSource
 
 
@@ -22,4 +22,4 @@ def open_source(folder: Path) -> WeightSource:
         return GgufSource(files[0])
     config = folder / "config.json"
     packed = quantization(folder, read_object(config) if config.exists() else {})
-    return SafetensorsSource(files) if packed is None else PackedSource(folder.name, files, packed)
+    return SafetensorsSource(files) if packed is None else QuantizedSafetensorsSource(folder.name, files, packed)

@@ -31,7 +31,7 @@ class AcceptanceRates:
     def __init__(self, prior: float = PRIOR, levels: LevelRates | None = None) -> None:
         self.prior, self.levels = prior, levels or LevelRates(by_level=False, by_width=False)
         self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the step of these counts
-        self._round = self._swept = 0
+        self._step = self._swept = 0
         self._accepted = self._rejected = 0.0
 
     @property
@@ -49,7 +49,7 @@ class AcceptanceRates:
         usual = self.overall
         return np.array([self._rate(self._counts.get(id), usual) for id in ids])
 
-    def observe(self, rounds: Sequence[tuple[Sequence[Commit], Mapping[str, DraftBudget]]]) -> None:
+    def observe(self, steps: Sequence[tuple[Sequence[Commit], Mapping[str, DraftBudget]]]) -> None:
         """Count the verified tokens of steps, each with the budgets of its drafts.
 
         Within one call the counts of a sequence decay per verification, the overall counts per step.
@@ -58,13 +58,13 @@ class AcceptanceRates:
         ended: list[str] = []
         fates: dict[Fate, list[float]] = {}  # drafts, and the sum of their rates
         usual = self.overall
-        for commits, given in rounds:
-            self._round += 1
+        for commits, given in steps:
+            self._step += 1
             accepted = rejected = 0.0
-            judged = False
+            verified = False
             for commit in commits:
                 if commit.drafted:
-                    judged = True
+                    verified = True
                     kept, lost = float(len(commit.path)), float(commit.rejected)
                     budget = given.get(commit.id)
                     widths = () if budget is None else budget.widths
@@ -90,29 +90,29 @@ class AcceptanceRates:
                         )
                 if commit.finish is not None:
                     ended.append(commit.id)
-            decay = DECAY_ALL if judged else IDLE_DECAY_ALL
+            decay = DECAY_ALL if verified else IDLE_DECAY_ALL
             self._accepted = self._accepted * decay + accepted
             self._rejected = self._rejected * decay + rejected
         if fates:
-            self.levels.observe(fates, len(rounds))
+            self.levels.observe(fates, len(steps))
         self._merge(found)
         for id in ended:
             self._counts.pop(id, None)
-        if self._round - self._swept >= FORGET_AFTER:
-            self._swept = self._round
-            self._counts = {id: counts for id, counts in self._counts.items() if self._round - counts[2] < FORGET_AFTER}
+        if self._step - self._swept >= FORGET_AFTER:
+            self._swept = self._step
+            self._counts = {id: counts for id, counts in self._counts.items() if self._step - counts[2] < FORGET_AFTER}
 
     def _merge(self, found: Mapping[str, Sequence[float]]) -> None:
         """Merge new counts of each sequence into its stored counts."""
-        for id, (accepted, rejected, judged) in found.items():
-            before = self._counts.get(id, (0.0, 0.0, self._round))
-            decay = DECAY**judged * IDLE_DECAY ** max(0.0, self._round - before[2] - judged)
-            self._counts[id] = before[0] * decay + accepted, before[1] * decay + rejected, self._round
+        for id, (accepted, rejected, verified) in found.items():
+            before = self._counts.get(id, (0.0, 0.0, self._step))
+            decay = DECAY**verified * IDLE_DECAY ** max(0.0, self._step - before[2] - verified)
+            self._counts[id] = before[0] * decay + accepted, before[1] * decay + rejected, self._step
 
     def _rate(self, counts: tuple[float, float, int] | None, usual: float) -> float:
         if counts is None:
             return usual
-        decay = IDLE_DECAY ** (self._round - counts[2])
+        decay = IDLE_DECAY ** (self._step - counts[2])
         accepted, rejected = counts[0] * decay, counts[1] * decay
         return (accepted + SHRINK * usual) / (accepted + rejected + SHRINK)
 

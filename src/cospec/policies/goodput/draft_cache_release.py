@@ -28,7 +28,7 @@ class _CacheEntry:
     fed: int = 0  # tokens in the drafter's cache
     idle: float = 0.0  # share of recent steps without a draft
     drafted: bool = False
-    round: int = 0
+    step: int = 0
 
 
 class DraftCacheRelease:
@@ -37,16 +37,16 @@ class DraftCacheRelease:
     def __init__(self, release_above: float) -> None:
         self._above = release_above
         self._all: dict[str, _CacheEntry] = {}
-        self._round = self._swept = 0
+        self._step = self._swept = 0
 
     @property
     def tracked(self) -> int:
         """Number of tracked sequences."""
         return len(self._all)
 
-    def tick(self, rounds: int = 1) -> None:
+    def tick(self, steps: int = 1) -> None:
         """Advance the clock by steps with the latest budgets."""
-        self._round += rounds
+        self._step += steps
 
     def backlog(self, sequences: Sequence[RequestState], lengths: Sequence[int]) -> Floats:
         """Return the tokens to feed before each sequence can be drafted for, ``[n]``, as far as charged to this
@@ -70,16 +70,16 @@ class DraftCacheRelease:
         for place, id in enumerate(ids):
             entry = self._all.get(id)
             if entry is None:
-                entry = self._all[id] = _CacheEntry(round=self._round)
-            weight = DECAY ** (self._round - entry.round)
+                entry = self._all[id] = _CacheEntry(step=self._step)
+            weight = DECAY ** (self._step - entry.step)
             entry.idle = entry.idle * weight + (0.0 if entry.drafted else 1.0 - weight)
-            entry.round, entry.drafted = self._round, found[place].depth > 0
+            entry.step, entry.drafted = self._step, found[place].depth > 0
             if not entry.drafted and entry.fed and entry.idle > self._above:
                 entry.fed = 0
                 found[place] = replace(found[place], release=True)
-        if self._round - self._swept >= FORGET_AFTER:
-            self._swept = self._round
-            self._all = {id: entry for id, entry in self._all.items() if self._round - entry.round < FORGET_AFTER}
+        if self._step - self._swept >= FORGET_AFTER:
+            self._swept = self._step
+            self._all = {id: entry for id, entry in self._all.items() if self._step - entry.step < FORGET_AFTER}
         return found
 
     def observe(self, commits: Sequence[Commit]) -> int:

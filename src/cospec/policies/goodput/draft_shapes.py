@@ -66,20 +66,20 @@ def nodes(widths: Sequence[int]) -> int:
     return total
 
 
-def chains(longest: int, hits: Floats | None = None) -> DraftShapes:
-    """Return chains of up to ``longest`` tokens; ``hits``: acceptance of levels, as of ``LevelRates.hits``."""
+def chains(longest: int, acceptance: Floats | None = None) -> DraftShapes:
+    """Return chains of up to ``longest`` tokens; ``acceptance``: of levels, as of ``LevelRates.acceptance``."""
     shape = (GRID + 1, longest)
     levels = np.broadcast_to(np.arange(1, longest + 1)[None], shape).copy()
-    gains = np.cumprod(_levels_of(longest, hits)[:, :, 0], axis=1, dtype=np.float64)
+    gains = np.cumprod(_levels_of(longest, acceptance)[:, :, 0], axis=1, dtype=np.float64)
     budgets = tuple(DraftBudget(depth=k, max_nodes=k) for k in range(longest + 1))
     return DraftShapes(gains, np.ones(shape, np.int64), levels, (budgets,) * (GRID + 1))
 
 
-def trees(longest: int, hits: Floats | None = None) -> DraftShapes:
+def trees(longest: int, acceptance: Floats | None = None) -> DraftShapes:
     """Return level trees on the upper hull of expected tokens over nodes; chains are trees of width 1."""
     shapes, offered = _shapes(longest)
     counts, levels = np.array([budget.max_nodes for budget in offered]), np.array([budget.depth for budget in offered])
-    accepted = _levels_of(longest, hits)
+    accepted = _levels_of(longest, acceptance)
     values = np.stack([_tokens(each, accepted) for each in shapes])
     rows, lengths = _hulls(values, counts)
     taken = np.arange(max(1, rows.shape[1] - 1)) < lengths[:, None]
@@ -92,11 +92,11 @@ def trees(longest: int, hits: Floats | None = None) -> DraftShapes:
     return DraftShapes(gains, sizes, depths, kept)
 
 
-def _levels_of(longest: int, hits: Floats | None) -> Floats:
+def _levels_of(longest: int, acceptance: Floats | None) -> Floats:
     """Return the acceptance of each level at each rate of the grid, ``[GRID + 1, longest, WIDEST]``."""
-    if hits is None:
+    if acceptance is None:
         return np.repeat(independent(RATES)[:, None], longest, axis=1)
-    return np.asarray(hits[:, np.minimum(np.arange(longest), hits.shape[1] - 1)])
+    return np.asarray(acceptance[:, np.minimum(np.arange(longest), acceptance.shape[1] - 1)])
 
 
 def _tokens(widths: Sequence[int], accepted: Floats) -> Floats:

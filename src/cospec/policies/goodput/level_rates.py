@@ -45,8 +45,8 @@ class LevelRates:
     def __init__(self, by_level: bool, by_width: bool) -> None:
         self.active = by_level or by_width
         self._by_level, self._by_width = by_level, by_width
-        self._counts = np.zeros((3, LEVELS, WIDEST))  # accepted, judged, expected to be accepted
-        self._read = np.zeros((LEVELS, WIDEST))  # log-odds of the latest ``hits``
+        self._counts = np.zeros((3, LEVELS, WIDEST))  # accepted, verified, expected to be accepted
+        self._read = np.zeros((LEVELS, WIDEST))  # log-odds of the latest ``acceptance``
 
     def observe(self, fates: Mapping[Fate, Sequence[float]], steps: int) -> None:
         """Count verified levels of ``steps`` steps.
@@ -64,14 +64,14 @@ class LevelRates:
                 cell = self._counts[:, min(level, LEVELS - 1), width - 1]
                 cell += number * (level < kept), number, expected[width - 1]
 
-    def hits(self, rates: Floats) -> Floats:
+    def acceptance(self, rates: Floats) -> Floats:
         """Return the acceptance of levels after accepted levels, ``[n, LEVELS, WIDEST]``, at rates ``[n]``."""
         self._read = self._shifts()
         return _chance(_odds(independent(rates))[:, None] + self._read)
 
     @property
     def moved(self) -> bool:
-        """Whether ``hits`` would differ much from its latest result."""
+        """Whether ``acceptance`` would differ much from its latest result."""
         weights = self._counts[1]
         change = (self._shifts() - self._read) ** 2
         return bool((weights * change).sum() > MOVED**2 * max(weights.sum(), WEIGHT))
@@ -88,10 +88,10 @@ class LevelRates:
 
 def _difference(counts: Floats, usual: Floats) -> Floats:
     """Return observed minus expected log-odds of ``counts [3, ...]``, shrunk towards the ``usual`` difference."""
-    accepted, judged, expected = counts
-    share = np.divide(expected, judged, out=np.full_like(judged, 0.5), where=judged > 0)
+    accepted, verified, expected = counts
+    share = np.divide(expected, verified, out=np.full_like(verified, 0.5), where=verified > 0)
     prior = _chance(_odds(share) + usual)
-    return np.asarray(_odds((accepted + WEIGHT * prior) / (judged + WEIGHT)) - _odds(share))
+    return np.asarray(_odds((accepted + WEIGHT * prior) / (verified + WEIGHT)) - _odds(share))
 
 
 def _odds(chance: Floats) -> Floats:

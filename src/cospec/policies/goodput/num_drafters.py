@@ -40,8 +40,8 @@ class NumDrafters:
         """Return the acceptance rate with ``m`` drafters, given ``overall`` with the current number."""
         tries = (m / self.count) ** (MORE if m > self.count else FEWER)
         guess = 1.0 - (1.0 - overall) ** tries
-        judged = self._accepted[m] + self._rejected[m]
-        return float((self._accepted[m] + WEIGHT * guess) / (judged + WEIGHT))
+        verified = self._accepted[m] + self._rejected[m]
+        return float((self._accepted[m] + WEIGHT * guess) / (verified + WEIGHT))
 
     def shifted(self, rates: Floats, m: int, overall: float) -> Floats:
         """Return the sequences' rates with ``m`` drafters, ``[n]``."""

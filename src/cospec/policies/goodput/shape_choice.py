@@ -39,11 +39,11 @@ class ShapeChoice:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        hits = self._levels.hits(RATES) if self._levels.active else None
+        acceptance = self._levels.acceptance(RATES) if self._levels.active else None
         first = trees if self._context.capabilities.trees else chains
-        menus = [first(self._longest, hits)]
+        menus = [first(self._longest, acceptance)]
         if self._both:
-            menus += [trees(depth, hits) for depth in range(1, min(DEEPEST, self._longest) + 1)]
+            menus += [trees(depth, acceptance) for depth in range(1, min(DEEPEST, self._longest) + 1)]
         self._problems = [self._pose(menu) for menu in menus]
         self.problem = self._problems[0]
 

@@ -13,12 +13,12 @@ Step = tuple[StepStats, Sequence[Commit], Mapping[str, DraftBudget]]
 
 def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[StepStats, Sequence[Commit]]]:
     """Yield each step with its commits. Time of the call outside models and plan is divided equally."""
-    rounds = stats.times.steps
-    if rounds == 1:
+    steps = stats.times.steps
+    if steps == 1:
         yield stats, commits
         return
-    rest = (stats.total - stats.planning - stats.times.draft - stats.times.target) / rounds
-    size = len(commits) // rounds  # the steps have the same sequences, with one known token each
+    rest = (stats.total - stats.planning - stats.times.draft - stats.times.target) / steps
+    size = len(commits) // steps  # the steps have the same sequences, with one known token each
     for place, (draft, target) in enumerate(stats.times.each):
         own = commits[place * size : (place + 1) * size]
         planning = 0.0 if place else stats.planning

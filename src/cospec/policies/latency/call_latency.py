@@ -7,14 +7,26 @@ threads fall asleep between calls.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
-from cospec.core.stats import ModelCall
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 
 SAMPLES_PER_KIND = 9  # stored times per kind of call
 MIN_SAMPLES = 3  # times of a kind, and kinds, that a fit needs
 PRIOR = ForwardLatency(slopes=(0.1,), fixed=0.9)  # initial shape: each further row costs a tenth of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One call of a model.
+
+    The first pass computes ``rows`` tokens of ``sequences`` requests. Each further pass computes one token per request.
+    """
+
+    rows: int
+    sequences: int
+    passes: int = 1
 
 
 class CallLatency:

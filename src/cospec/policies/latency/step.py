@@ -142,16 +142,16 @@ class StepLatency:
         self.predicted = self.predict(last)  # before learning from the step
         if last.working > 0:
             self._errors.append(abs(self.predicted - last.working) / last.working)
-        rounds = np.array([_row(*each) for each in observed], dtype=np.float64)
-        self._correct(rounds)
-        self._follow_rest(rounds)
-        context, tokens, sequences, depth, _, drafts, draft, target, _, fed, members, scoring = rounds.T
+        observed_steps = np.array([_row(*each) for each in observed], dtype=np.float64)
+        self._correct(observed_steps)
+        self._follow_rest(observed_steps)
+        context, tokens, sequences, depth, _, drafts, draft, target, _, fed, members, scoring = observed_steps.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(observed))], 1)[target > 0])
         drafted = (depth > 0) & (fed == 0) & (draft > 0)
         if drafted.any() and not self.capabilities.costless:
             seen = np.array([scoring[drafted].sum(), drafts[drafted].sum()])
             self._scored = SCORING_MEMORY ** float(drafted.sum()) * self._scored + seen
-            proposals = self._proposals(rounds)
+            proposals = self._proposals(observed_steps)
             for m in set(members[drafted].tolist()):
                 self._drafts[int(m)].follow(proposals[drafted & (members == m)])
         self._follow_feeding([(stats, fed) for stats, fed, _ in observed if fed and stats.times.draft > 0])
@@ -160,10 +160,10 @@ class StepLatency:
         if before // CHECK_EVERY != self._rounds // CHECK_EVERY:
             self._check_errors()
 
-    def _follow_rest(self, rounds: Floats) -> None:
+    def _follow_rest(self, observed_steps: Floats) -> None:
         """Update the overlap of drafting and verification, and the seconds of everything else."""
-        _, _, sequences, _, proposed, _, draft, target, total, *_ = rounds.T
-        shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(rounds)
+        _, _, sequences, _, proposed, _, draft, target, total, *_ = observed_steps.T
+        shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(observed_steps)
         if (shorter > 0).any():
             overlapped = np.clip((draft + target - total)[shorter > 0] / shorter[shorter > 0], 0.0, 1.0)
             keep_overlapped = (1.0 - UPDATE_RATE) ** len(overlapped)
@@ -174,10 +174,10 @@ class StepLatency:
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 
-    def _correct(self, rounds: Floats) -> None:
+    def _correct(self, observed_steps: Floats) -> None:
         """Compare measured and predicted steps of each draft length."""
-        context, tokens, sequences, depth, proposed, _, _, _, seconds, *_ = rounds.T
-        drafted, repeats, once = depth > 0, [], np.ones(len(rounds))
+        context, tokens, sequences, depth, proposed, _, _, _, seconds, *_ = observed_steps.T
+        drafted, repeats, once = depth > 0, [], np.ones(len(observed_steps))
         for longest in depth.tolist():
             self._repeats = self._repeats + 1 if longest == self._depth else 0
             self._depth = longest
@@ -186,9 +186,9 @@ class StepLatency:
             self.target.of_all(np.stack([context, batched, sequences, once, once], 1))
             for batched in (tokens, np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences))
         )
-        draft = np.zeros(len(rounds))
+        draft = np.zeros(len(observed_steps))
         if not self.capabilities.costless:
-            draft = drafted * self.draft.of_all(self._proposals(rounds))
+            draft = drafted * self.draft.of_all(self._proposals(observed_steps))
         rest = self.rest.of_all(np.stack([once, proposed, sequences, once, once], 1))
         predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
         weights = (own / np.maximum(target, 1e-12)) ** 2  # the time of other requests' prompts is less certain
@@ -197,11 +197,11 @@ class StepLatency:
         plain = plain + self.rest.of_all(np.stack([once, 0 * proposed, sequences, once, once], 1))
         self.correction.follow(kinds, seconds[chosen], predicted[chosen], plain[chosen], weights[chosen])
 
-    def _proposals(self, rounds: Floats) -> Floats:
+    def _proposals(self, observed_steps: Floats) -> Floats:
         """Return the drafting of steps as calls, ``[S, 5]``, columns as in ``LatencySample``."""
-        context, _, _, depth, proposed, drafts, draft, *_ = rounds.T
+        context, _, _, depth, proposed, drafts, draft, *_ = observed_steps.T
         if self.capabilities.single_pass:
-            return np.stack([0 * context, proposed, drafts, draft, np.ones(len(rounds))], 1)
+            return np.stack([0 * context, proposed, drafts, draft, np.ones(len(observed_steps))], 1)
         passes = np.maximum(depth, 1.0)
         return np.stack([context, proposed / passes, drafts, draft, passes], 1)
 

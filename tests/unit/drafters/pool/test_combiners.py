@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.sampling import History, target_probs_of
+from cospec.core.sampling import History
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import cells
@@ -31,6 +31,7 @@ from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of, toy_drafters
+from harness.target_probs import target_probs_of
 
 GREEDY = SamplingParams(temperature=0)
 NAMES = ("a", "b", "c")
@@ -186,7 +187,7 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
 
 
 def test_a_drafter_says_what_it_would_draw_itself() -> None:
-    """The law of a greedy request is a point mass; what would be drawn is known where it tells how right one was."""
+    """The distribution of a greedy request is a point mass; the draw is known, so the score is known."""
     logits, params = torch.tensor([[0.1, 0.3, 0.2]]), SamplingParams(temperature=0.7)
     wanted = target_probs_of(logits.double(), params, History([0], 1, [[]]))[0]
     for stream_kind, token in (

@@ -19,10 +19,9 @@ from cospec.drafters.pool.combiners.combine import Candidate, DraftCandidates, S
 from cospec.drafters.pool.combiners.union import Union
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
-from cospec.drafters.pool.routing.explore import Explore, ExploreOptions
+from cospec.drafters.pool.routing.explore import Explore, ExploreOptions, OutputEmbeddings
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
-from cospec.drafters.pool.routing.token_similarity import OutputEmbeddings
 from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
 from cospec.registry import ROUTINGS
 from cospec.sampling_params import SamplingParams
@@ -40,8 +39,14 @@ def observed(rates: tuple[float, ...], seen: float = 40.0) -> DrafterWeights:
     return made
 
 
-def choice(weights: list[float], count: int | None = None, seed: int = 0, unscored: Sequence[int] = ()) -> RoutingInput:
-    return RoutingInput(tuple(range(len(weights))), count, weights, seed, 7, frozenset(unscored))
+def choice(
+    weights: list[float],
+    count: int | None = None,
+    seed: int = 0,
+    unscored: Sequence[int] = (),
+    loads: Sequence[float] = (),
+) -> RoutingInput:
+    return RoutingInput(tuple(range(len(weights))), count, weights, seed, 7, frozenset(unscored), loads)
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
@@ -182,8 +187,8 @@ def test_a_busy_drafter_has_a_lower_score() -> None:
     made = observed((0.5, 0.5, 0.5))
     made.scores[:] = [0.1, 0.9, 0.8]
     best = Explore(ExploreOptions(alpha=1, beta=1))
-    given = choice([1 / 3] * 3, count=1)
-    assert best.route(made, given) == [1] and best.route(made, given._replace(loads=[0.0, 2.0, 1.0])) == [2]
+    assert best.route(made, choice([1 / 3] * 3, count=1)) == [1]
+    assert best.route(made, choice([1 / 3] * 3, count=1, loads=[0.0, 2.0, 1.0])) == [2]
 
 
 def test_candidates_are_compared_up_to_the_first_mistake() -> None:

@@ -105,11 +105,6 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def random_model(config: Any) -> Any:
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()

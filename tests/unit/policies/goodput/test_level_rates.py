@@ -32,10 +32,10 @@ def test_each_position_has_its_own_rate() -> None:
     rates, constant = LevelRates(True, False), LevelRates(False, True)
     for each in (rates, constant):
         seen(each, RISING, 0.6)
-    found = rates.hits(np.array([0.6]))[0, :DEPTH, 0]
+    found = rates.acceptance(np.array([0.6]))[0, :DEPTH, 0]
     assert found == pytest.approx(RISING, abs=0.03)
-    assert np.ptp(constant.hits(np.array([0.6]))[0, :DEPTH, 0]) == 0
-    better = rates.hits(np.array([0.8]))[0, :DEPTH, 0]
+    assert np.ptp(constant.acceptance(np.array([0.6]))[0, :DEPTH, 0]) == 0
+    better = rates.acceptance(np.array([0.8]))[0, :DEPTH, 0]
     assert (better > found).all() and (better < 1).all(), "another request differs in its own rate"
 
 
@@ -44,26 +44,26 @@ def test_a_mixture_of_requests_is_no_effect_of_positions() -> None:
     rates = LevelRates(True, False)
     for own in (0.3, 0.9):
         seen(rates, (own,) * DEPTH, own)
-    found = rates.hits(np.array([0.3, 0.9]))[:, :DEPTH, 0]
+    found = rates.acceptance(np.array([0.3, 0.9]))[:, :DEPTH, 0]
     assert found == pytest.approx(np.array([[0.3] * DEPTH, [0.9] * DEPTH]), abs=0.03)
 
 
 def test_siblings_that_are_worse_than_independent() -> None:
     rates = LevelRates(False, True)
-    assert rates.hits(np.array([0.6]))[0, 0] == pytest.approx(independent(np.array([0.6]))[0])
+    assert rates.acceptance(np.array([0.6]))[0, 0] == pytest.approx(independent(np.array([0.6]))[0])
     seen(rates, (0.7,) * DEPTH, 0.6, widths=(2,) * DEPTH)
-    chain, pairs, threes, _ = rates.hits(np.array([0.6]))[0, 0]
+    chain, pairs, threes, _ = rates.acceptance(np.array([0.6]))[0, 0]
     assert chain == pytest.approx(0.6) and pairs == pytest.approx(0.7, abs=0.02)
     assert threes == pytest.approx(1 - 0.4**3), "no sample has three siblings"
 
 
 def test_new_shapes_are_called_for_once() -> None:
     rates = LevelRates(True, False)
-    rates.hits(np.array([0.6]))
+    rates.acceptance(np.array([0.6]))
     assert not rates.moved
     seen(rates, RISING, 0.6)
     assert rates.moved
-    rates.hits(np.array([0.6]))
+    rates.acceptance(np.array([0.6]))
     assert not rates.moved
 
 
@@ -79,5 +79,5 @@ def test_a_rate_is_that_of_first_choices(known: bool) -> None:
         commit = Commit("s", 9, (1,) * (kept + 1), tuple(range(kept)), 9, 6, rejected=kept < 2, ranks=own)
         rates.observe([([commit], {"s": DraftBudget(2, 6, (2, 2))})])
     assert rates.overall == pytest.approx(0.6 if known else 0.7, abs=0.04)
-    hits = rates.levels.hits(np.array([rates.overall]))[0, 0]
-    assert hits[1] == pytest.approx(0.7, abs=0.04), "what is drafted is known in either case"
+    acceptance = rates.levels.acceptance(np.array([rates.overall]))[0, 0]
+    assert acceptance[1] == pytest.approx(0.7, abs=0.04), "what is drafted is known in either case"

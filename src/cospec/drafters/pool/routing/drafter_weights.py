@@ -43,15 +43,15 @@ class DrafterWeights:
         scores: ``[M]``, of a routing with scores.
         accepted: tokens accepted in the latest step.
         score_at: the step before which drafters score again.
-        rounds: steps in which the pool drafted for the request.
+        steps: steps in which the pool drafted for the request.
     """
 
-    __slots__ = ("accepted", "chance", "hits", "idle", "looked", "rounds", "score_at", "scores", "seen")
+    __slots__ = ("accepted", "chance", "hits", "idle", "looked", "score_at", "scores", "seen", "steps")
 
     def __init__(self, members: int) -> None:
         self.hits, self.seen, self.chance, self.looked = ([0.0] * members for _ in range(4))
         self.idle, self.scores = [inf] * members, [0.5] * members
-        self.accepted = self.score_at = self.rounds = 0
+        self.accepted = self.score_at = self.steps = 0
 
     def rates(self, prior: WeightPrior) -> list[float]:
         """Return the estimated probability that a drafter guesses the next token right, ``[M]``."""

@@ -10,13 +10,20 @@ and the committed token, at least 0. Where the target has no such weights, d is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.errors import ModelError
+from cospec.models.checkpoint import weight_files
 from cospec.plugin_options import Options
+
+EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # the second where both embeddings are one
+CACHED_ROWS = 4096  # rows in memory
 
 
 class ExploreOptions(Options):
@@ -89,3 +96,42 @@ def _agreement(confidence: float, accuracy: float, epsilon: float) -> float:
     """Return one term of eq. 2."""
     c, d = (min(max(x, epsilon), 1.0 - epsilon) for x in (confidence, accuracy))
     return c * d / (c * d + (1.0 - c) * (1.0 - d))
+
+
+class OutputEmbeddings:
+    """The target's output embeddings, which tell how similar two tokens are (CoSine eq. 1).
+
+    The rows are read one by one from a safetensors file, so the matrix takes no memory.
+
+    Args:
+        matrix: ``[V, H]``, a slice of an open file.
+    """
+
+    def __init__(self, matrix: Any) -> None:
+        self._matrix = matrix
+        self._row = lru_cache(CACHED_ROWS)(self._read)
+
+    @classmethod
+    def find(cls, folder: Path | None) -> OutputEmbeddings | None:
+        """Return the embeddings of the model in ``folder``; None without safetensors weights of these names."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            files = [] if folder is None else [safe_open(path, "pt") for path in weight_files(folder)]
+        except (ModelError, OSError, SafetensorError):
+            return None
+        for name in EMBEDDINGS:
+            for file in files:
+                if name in file.keys():  # noqa: SIM118 - no mapping
+                    return cls(file.get_slice(name))
+        return None
+
+    def similarity(self, first: int, second: int) -> float:
+        """Return the cosine of two tokens' rows, at least 0; 1 for equal tokens."""
+        if first == second:
+            return 1.0
+        return max(0.0, float(self._row(first) @ self._row(second)))
+
+    def _read(self, token: int) -> Any:
+        row = self._matrix[token : token + 1].float().flatten()
+        return row / row.norm().clamp_min(1e-12)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cospec.bench.quality import Accuracy, measure, read_tasks
+from cospec.bench.answer_accuracy import Accuracy, measure, read_tasks
 from cospec.bench.sandbox import SandboxLimits, run_program
 from cospec.errors import InvalidInput
 

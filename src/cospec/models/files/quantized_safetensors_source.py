@@ -15,7 +15,7 @@ from cospec.models.files.source import SafetensorsSource
 from cospec.registry import WEIGHT_FORMATS
 
 
-class PackedSource(SafetensorsSource):
+class QuantizedSafetensorsSource(SafetensorsSource):
     """Quantized linear layers become exact blocks where blocks can hold their values, and else floats.
 
     Layers that a checkpoint leaves unquantized, and all other tensors, are read as they are.
