@@ -63,7 +63,7 @@ const std::vector<Layout>& layouts() {
             num_pages, drafter, drafter_cache, drafter_pages, num_drafter_pages, stop_tokens, num_stop_tokens,
             stream_kind, draft, parents, q, params),
         LAYOUT(MultiStepTask, target, cache, slots, tokens, num_slots, num_drafting, max_draft_len, max_steps,
-            time_limit, wakeup_fd, output, output_width, num_fed, seconds, logits),
+            time_limit, wakeup_fd, output, output_width, num_fed, seconds, logits, blend_form, blend_weights, divergences),
         LAYOUT(PoolRequest, greedy, shares_stream, depth, max_nodes, temperature, threshold),
         LAYOUT(PoolBatch, num_requests, num_drafters, max_depth, tree_capacity, steps, calibration_bins,
             calibration_prior, min_prob, min_second_prob, requests, streams, calibrations, weights, odds, spans, tokens,

@@ -15,7 +15,7 @@ from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.plugin_base import Drafter
 from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
-from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
+from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import (
     EnsembleDecoder,
     LoadedModels,
@@ -23,6 +23,7 @@ from cospec.ensemble.ensemble import (
     Threads,
     check_vocabularies,
 )
+from cospec.ensemble.native_steps import SEVERAL_MODELS, member_runner
 from cospec.ensemble.proposer_policy import (
     FixedSchedule,
     GoodputProposerPolicy,
@@ -31,6 +32,7 @@ from cospec.ensemble.proposer_policy import (
 )
 from cospec.ensemble.verifier import EnsembleKVManager, EnsembleVerifier
 from cospec.errors import InvalidInput
+from cospec.native.multi_step import LONGEST, NATIVE_OFF
 
 
 def assemble_ensemble(
@@ -54,7 +56,10 @@ def assemble_ensemble(
         drafting = replace(
             drafting_by(drafter, speculative, loaded.models[0], clock), why_no_multi_step=SEVERAL_MODELS, learns=True
         )
-    return connect(verification, drafting, speculative, verification.limits(config), clock)
+    limits = verification.limits(config)
+    if drafting.multi_step is not None:
+        limits = replace(limits, max_steps=LONGEST)
+    return connect(verification, drafting, speculative, limits, clock)
 
 
 def build_verification(
@@ -100,6 +105,8 @@ def propose_by_members(
     drafting = Drafting(
         partial(Collaborative, members),
         policy,
+        multi_step=member_runner(decoder, members.chains) if rollouts else None,
+        why_no_multi_step=SEVERAL_MODELS if rollouts else NATIVE_OFF,
         proposes=policy.proposer_schedule.proposes,
         fixed_choices=frozenset({"policy"}),
         closers=(members.close,),

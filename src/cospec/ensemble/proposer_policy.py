@@ -6,6 +6,7 @@ The speed-up model predicts the time per token of each schedule from call times 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,6 +122,11 @@ class GoodputProposerPolicy(Policy):
         if batch.bit_length() not in self._bandits:  # start from the best schedule so far
             self._bandits[batch.bit_length()] = Bandit(len(self.schedules), begin)
             self._predicted = False
+
+    @property
+    def horizon(self) -> int:
+        """Every further step, where the schedule is fixed."""
+        return 1 if self._free.lengths else sys.maxsize
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """Return budgets with room for all tokens that may be pending in a step."""
