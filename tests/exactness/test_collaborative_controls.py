@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.acceptance.reference import VerifyTask
 from cospec.acceptance.rejection import Rejection
+from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.types import Draft, Request, RequestState, Speculation, TargetProbs, VerifyResult
+from cospec.core.types import Draft, Request, RequestState, Speculation, StepOutput, TargetProbs, VerifyResult
+from cospec.ensemble.blends.weighted import Single
+from cospec.ensemble.ensemble import EnsembleDecoder
 from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
@@ -77,6 +81,22 @@ def test_a_rejected_token_from_the_relaxed_target_itself_is_seen() -> None:
     """Like DSD's algorithm 1, line 16: the replacement has to come from the residual."""
 
     with patch("cospec.acceptance.rejection.residual", lambda probs, draft, node: probs):
+        assert relaxed_error() > SEEN
+
+
+def test_a_bonus_of_the_target_alone_is_seen() -> None:
+    """After a draft that was accepted as a whole, like DSD's algorithm 1, line 19."""
+    plain = EnsembleDecoder.verify
+
+    def verify(
+        self: EnsembleDecoder, blend: Blend, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]
+    ) -> list[StepOutput]:
+        (task,) = tasks
+        if task.draft is None and task.entry.sequence.output_len:
+            return plain(self, Single(), tasks, member_logits[:1])
+        return plain(self, blend, tasks, member_logits)
+
+    with patch.object(EnsembleDecoder, "verify", verify):
         assert relaxed_error() > SEEN
 
 

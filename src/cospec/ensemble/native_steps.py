@@ -75,16 +75,15 @@ class NativeMemberSteps:
 
     def run(self, plan: SchedulerOutput) -> NativePart:
         """Run the steps of all requests without a reason against them."""
-        self.calls, gammas = {}, self._members.policy.proposer_schedule.gammas
-        reasons = self._reasons(plan)
+        self.calls, gamma = {}, self._members.policy.proposer_schedule.gammas[PROPOSER]
+        short = replace(plan, entries=tuple([_at_most(entry, gamma) for entry in plan.entries]))
+        reasons = self._reasons(short)
         runner, outputs, times = self._runner, list[StepOutput](), list[StepTimes]()
         groups: dict[int, tuple[Blend, list[ScheduledRequest]]] = {}
-        for entry in plan.entries:
+        for entry in short.entries:
             if entry.sequence.id not in reasons:
                 blend = self._members.blend(entry.sequence)
-                depth = min(entry.budget.depth, gammas[PROPOSER])
-                budget = DraftBudget(depth=depth, max_nodes=depth)
-                groups.setdefault(id(blend), (blend, []))[1].append(replace(entry, budget=budget))
+                groups.setdefault(id(blend), (blend, []))[1].append(entry)
         steps = 1 if reasons or len(groups) > 1 else plan.max_steps
         for blend, entries in groups.values():
             assert runner is not None, "without a runner every request has a reason"
@@ -150,3 +149,9 @@ class NativeMemberSteps:
         if call.passes:
             self._members.policy.observe_call(model, call, seconds)
             self._members.policy.observe_turn(model, call, seconds)
+
+
+def _at_most(entry: ScheduledRequest, depth: int) -> ScheduledRequest:
+    """Return the entry with a budget of one proposal; a collaborative step may need room for several."""
+    depth = min(entry.budget.depth, depth)
+    return replace(entry, budget=DraftBudget(depth=depth, max_nodes=depth))
