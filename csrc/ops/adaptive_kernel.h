@@ -21,14 +21,16 @@ template <class T> INLINE T magnitude(T x) { return choose(x > -x, x, -x); }
 // Call `visit(i, type)` for all of [0, n): for a register of numbers from i on, and for single numbers at the end.
 template <class Visit> INLINE void for_numbers(long n, Visit visit) {
     long i = 0;
-    for (; i + LANES <= n; i += LANES) UNROLL_FOR (int j = 0; j < REGISTERS; j++) visit(i + j * WIDE, D{});
+    for (; i + LANES <= n; i += LANES)
+        UNROLL_FOR (int j = 0; j < REGISTERS; j++) visit(i + j * WIDE, D{});
     for (; i < n; i++) visit(i, 0.0);
 }
 
 template <class Term> INLINE double sum_of(long n, Term term) {
     D part[REGISTERS] = {};
     long i = 0;
-    for (; i + LANES <= n; i += LANES) UNROLL_FOR (int j = 0; j < REGISTERS; j++) part[j] += term(i + j * WIDE, D{});
+    for (; i + LANES <= n; i += LANES)
+        UNROLL_FOR (int j = 0; j < REGISTERS; j++) part[j] += term(i + j * WIDE, D{});
     double sum = total(part);
     for (; i < n; i++) sum += term(i, 0.0);
     return sum;
@@ -43,7 +45,9 @@ struct ModelRow {
     double log_normalizer;
     bool valid;
 
-    ModelRow(const float* logits, long vocab, double* probs) : logits(logits), probs(probs) {
+    ModelRow(const float* logits, long vocab, double* probs)
+        : logits(logits),
+          probs(probs) {
         const double top_prob = softmax(logits, vocab, 1.0, probs);
         valid = top_prob > 0.0;
         log_normalizer = max_of(logits, vocab) - log_of(top_prob);

@@ -112,8 +112,8 @@ struct Kernels {
     double (*residual)(const double* target, const double* q, double scale, long n, double* out);
     // The target's distribution moved towards the drafter's: log-probabilities [vocab], all NaN where a row holds NaN.
     // Returns the total variation from the target. `scratch` holds 3 vocab numbers.
-    double (*adapt)(const float* target, const float* drafter, const AdaptiveParams&, long vocab, double* out,
-        double* scratch);
+    double (*adapt)(
+        const float* target, const float* drafter, const AdaptiveParams&, long vocab, double* out, double* scratch);
 };
 
 extern const Kernels kernels_base;

@@ -189,7 +189,7 @@ struct MultiStepRunner {
             const SlotState& state = workspace.states[i];
             if (results[i].invalid || results[i].num_accepted < own.num_nodes || results[i].token >= 0) continue;
             const long n = own.num_nodes, start = n ? state.num_known + n - 1 : state.num_fed();
-            const int64_t *first = n ? draft_tokens(i) + n - 1 : state.tokens.data();
+            const int64_t* first = n ? draft_tokens(i) + n - 1 : state.tokens.data();
             const long count = n ? 1 : state.tokens.size();
             const RequestSlot& slot = task.slots[i];
             workspace.slices.push_back({start, count, 0, count - 1, slot.drafter_pages, slot.num_drafter_pages});
