@@ -84,15 +84,16 @@ static bool all_key(const AdaptiveParams& params, const ModelRow& target, const 
 static double compute_tilt(const AdaptiveParams& params, const ModelRow& target, const ModelRow& drafter, long vocab,
     double* out, double* moved) {
     const double shift = target.log_normalizer - drafter.log_normalizer;
-    for_numbers(vocab, [&](long i, auto type) {
+    return sum_of(vocab, [&](long i, auto type) {
         typedef decltype(type) T;
         const T t = number_at<T>(target.probs + i), d = number_at<T>(drafter.probs + i);
         const T own = number_at<T>(target.logits + i);
         const auto key = (magnitude(t - d) > T{} + params.lambda2) | (own == T{} - INFINITY);
+        const T kept = choose(key, t, d);
         write(out + i, choose(key, T{}, number_at<T>(drafter.logits + i) - own + shift));
-        write(moved + i, choose(key, t, d));
+        write(moved + i, kept);
+        return kept;
     });
-    return sum_of(vocab, [&](long i, auto type) { return number_at<decltype(type)>(moved + i); });
 }
 
 // Write log-probabilities, [vocab]; all NaN where a row holds NaN. Returns the total variation from the target.

@@ -130,7 +130,7 @@ def relaxed_distribution(folders: tuple[Path, Path], bound: float) -> OutputDist
             row = normalised([math.exp(math.log(p) / PARAMS.temperature) for p in mix(pair)])
             longer |= {(*prefix, token): found[prefix] * p for token, p in enumerate(row)}
         found = longer
-    return found
+    return dict(found.items())
 
 
 def pairs_of_tokens(folders: tuple[Path, Path], acceptance_method: str, k: int, bound: float) -> list[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification
 from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
+from cospec.core.interfaces import Blend
 from cospec.core.plugin_base import Drafter
 from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
 from cospec.ensemble.collaborative import Collaborative
@@ -100,7 +101,7 @@ def propose_by_members(
     Args:
         threads, rollouts: see ``ProposingEnsemble``.
     """
-    policy = build_proposer_policy(config.collaboration, len(decoder.models), decoder.blends.build().members)
+    policy = build_proposer_policy(config.collaboration, len(decoder.models), decoder.blends.build())
     members = ProposingEnsemble(decoder, policy, threads, rollouts)
     drafting = Drafting(
         partial(Collaborative, members),
@@ -139,7 +140,7 @@ def blend_options_of(config: EngineConfig) -> Mapping[str, Any]:
     return {"method": "weighted"} if config.ensemble is None else config.ensemble
 
 
-def build_proposer_policy(options: CollaborationConfig, count: int, members: Sequence[int]) -> GoodputProposerPolicy:
+def build_proposer_policy(options: CollaborationConfig, count: int, blend: Blend) -> GoodputProposerPolicy:
     """Build the policy with its initial schedule and its degrees of freedom.
 
     Raises:
@@ -155,7 +156,7 @@ def build_proposer_policy(options: CollaborationConfig, count: int, members: Seq
         alternate=options.proposal == "alternate",
     )
     free = ScheduleOptions(lengths=not no_proposals and gammas is None, proposer=options.proposer is None)
-    return GoodputProposerPolicy(proposer_schedule, members, free)
+    return GoodputProposerPolicy(proposer_schedule, blend.members, free, relaxed=not blend.exact)
 
 
 def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:
