@@ -25,7 +25,7 @@ from harness.llamas import load, seeded
 from harness.native_steps import SHAPES, calls, requests, uneven, written
 from harness.reference import normalised
 from harness.statistics import coarse_fit
-from harness.toys import run_all, tokens_of
+from harness.toys import make_request, run_all, tokens_of
 
 pytestmark = [
     pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels"),
@@ -81,6 +81,19 @@ def test_arrivals_lengths_and_preemption(folders: tuple[Path, Path]) -> None:
         found = texts(engine, asked, gap)
         assert {id: row[0] for id, row in found.items()} == {id: row[0] for id, row in tokens.items()}, (gap, pages)
         assert engine.metrics().native_requests
+
+
+def test_outputs_up_to_the_longest_context(folders: tuple[Path, Path]) -> None:
+    """The last tokens have no room for a draft; the drafter scores them all the same."""
+    params = replace(SHAPES["sampled"], max_tokens=None)
+    prompts = [[(7 * n + i * i) % 64 for i in range(80 + 9 * n)] for n in range(3)]
+    asked = [replace(make_request(f"r{n}", prompt, params), seed=n) for n, prompt in enumerate(prompts)]
+    asked = [replace(each, speculation=Speculation(acceptance_method="block")) for each in asked]
+    native, turns = (pair_engine(folders, native=native) for native in ("auto", "off"))
+    found = texts(native, asked)
+    assert found == texts(turns, asked)
+    assert [len(row[0]) + len(prompt) for row, prompt in zip(found.values(), prompts, strict=True)] == [128] * 3
+    assert native.metrics().native_requests > 3
 
 
 def test_blends_share_a_step(folders: tuple[Path, Path]) -> None:

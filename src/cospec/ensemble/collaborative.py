@@ -52,7 +52,7 @@ class Collaborative:
         self._rows = self._passes = 0  # of the current turn
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Run one step, with one output per entry, in order; the result is there at once."""
+        """Run one step, or several natively, with one output per entry and step; the result is there at once."""
         with self.members.limit_torch_threads():
             return self._run(plan)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cospec.core.interfaces import Blend, ModeComponents, Model
+from cospec.core.interfaces import Blend, ModeComponents, Model, MultiStepRunner
 from cospec.core.stats import ModelCall, StepTimes
 from cospec.core.types import DraftBudget, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder, ProposingEnsemble
@@ -28,8 +28,8 @@ class MemberCache:
         self.model, self._chains = model, chains
 
     def backlog_len(self, id: str, known: int) -> int:
-        """See ``DraftCache``."""
-        return known - min(self._chains.fed(id, PROPOSER), known)
+        """Return 0: a member is fed all known tokens at once, as in its turns."""
+        return 0
 
     def reserve(self, id: str, tokens: Sequence[int], ahead: int) -> int:
         """See ``DraftCache``; there always is room."""
@@ -75,10 +75,14 @@ class NativeMemberSteps:
 
     def run(self, plan: SchedulerOutput) -> NativePart:
         """Run the steps of all requests without a reason against them."""
-        self.calls, gamma = {}, self._members.policy.proposer_schedule.gammas[PROPOSER]
-        short = replace(plan, entries=tuple([_at_most(entry, gamma) for entry in plan.entries]))
-        reasons = self._reasons(short)
-        runner, outputs, times = self._runner, list[StepOutput](), list[StepTimes]()
+        self.calls = {}
+        runner, schedule = self._runner, self._members.policy.proposer_schedule
+        if runner is None or schedule.alternate or schedule.order[0] != PROPOSER or not schedule.proposes:
+            ids = [entry.sequence.id for entry in plan.entries]
+            return NativePart([], StepTimes(), dict.fromkeys(ids, self._why_not))
+        short = replace(plan, entries=tuple([_at_most(entry, schedule.gammas[PROPOSER]) for entry in plan.entries]))
+        reasons = self._reasons(runner, short)
+        outputs, times = list[StepOutput](), list[StepTimes]()
         groups: dict[int, tuple[Blend, list[ScheduledRequest]]] = {}
         for entry in short.entries:
             if entry.sequence.id not in reasons:
@@ -86,7 +90,6 @@ class NativeMemberSteps:
                 groups.setdefault(id(blend), (blend, []))[1].append(entry)
         steps = 1 if reasons or len(groups) > 1 else plan.max_steps
         for blend, entries in groups.values():
-            assert runner is not None, "without a runner every request has a reason"
             found, own = runner.run(entries, steps, {}, blend.recipe or PLAIN)
             times.append(own)
             outputs += self._noted(blend, entries, found, own)
@@ -94,11 +97,8 @@ class NativeMemberSteps:
         seconds = StepTimes(sum([own.draft for own in times]), sum([own.target for own in times]), each)
         return NativePart(outputs, seconds, reasons)
 
-    def _reasons(self, plan: SchedulerOutput) -> dict[str, str]:
+    def _reasons(self, runner: MultiStepRunner, plan: SchedulerOutput) -> dict[str, str]:
         """Return the reasons why Python runs requests of the plan, by id."""
-        runner, schedule = self._runner, self._members.policy.proposer_schedule
-        if runner is None or schedule.alternate or schedule.order[0] != PROPOSER or not schedule.proposes:
-            return dict.fromkeys([entry.sequence.id for entry in plan.entries], self._why_not)
         reasons = {entry.sequence.id: reason for entry in plan.entries if (reason := self._reason(entry))}
         able = tuple([entry for entry in plan.entries if entry.sequence.id not in reasons])
         return reasons | runner.supports(replace(plan, entries=able)) if able else reasons
@@ -112,7 +112,7 @@ class NativeMemberSteps:
             return SEVERAL_MODELS
         chain = self._members.proposal_chain(sequence)
         behind = chain.fed[TARGET] < sequence.computed or bool(chain.pending)
-        return KNOWN_TOKENS if behind or entry.num_tokens > 1 or not entry.samples_token else None
+        return KNOWN_TOKENS if behind or not entry.samples_token else None
 
     def _noted(
         self, blend: Blend, entries: Sequence[ScheduledRequest], outputs: Sequence[StepOutput], times: StepTimes

@@ -223,6 +223,7 @@ class NativeMultiStep:
         reserved = [
             self._reserve(entry, ahead) if scores or planned[place] else None for place, entry in enumerate(entries)
         ]
+        assert not scores or all(reserved), "the drafter of a blend has room, or ``supports`` was not asked"
         depths = [depth if own else 0 for depth, own in zip(planned, reserved, strict=True)]
         longest = max(depths)
         names = ["" if own is None else own.drafter.name for own in reserved]
@@ -250,7 +251,7 @@ class NativeMultiStep:
         None: since ``supports``, Python drafted for other requests of the step, and took the pages or lost the drafter.
         """
         drafter = self._drafter_of(entry)
-        if isinstance(drafter, str) or drafter.reason_against(entry, ahead):
+        if isinstance(drafter, str) or (entry.budget.depth and drafter.reason_against(entry, ahead)):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
         return None if cached is None else _Reserved(drafter, cached)
