@@ -1,9 +1,9 @@
 """DSD's adaptive verification on our models: what a bound on the divergence brings in speed, and costs in quality.
 
-Speed is that of one request at a time at temperature 1. All bounds, exact verification on the same path and the ordinary
-path (one target, a model drafter of as many tokens) take turns at each prompt, so ratios are of pairs. Quality is the log-likelihood of reference
-answers under the relaxed distribution, and the target's perplexity of the texts that were written. Intervals are over
-the texts.
+Speed is that of one request at a time at temperature 1. All bounds, exact verification on the same path and the
+ordinary path (one target, a model drafter of as many tokens) take turns at each prompt, so ratios are of pairs. Quality
+is the log-likelihood of reference answers under the relaxed distribution, and the target's perplexity of the texts that
+were written. Intervals are over the texts.
 """
 
 from __future__ import annotations
