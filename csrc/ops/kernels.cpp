@@ -1,5 +1,6 @@
 // The kernel table of one instruction set. COSPEC_ISA names the set; the file is compiled once for each.
 #include "ops/kernels.h"
+#include "ops/adaptive_kernel.h"
 #include "ops/attention_kernel.h"
 #include "ops/block_kernel.h"
 #include "ops/linear_kernel.h"
@@ -37,6 +38,6 @@ size_t linear_scratch(long rows, long inputs) {
 
 extern const Kernels TABLE(COSPEC_ISA) = {NAME(COSPEC_ISA), linear, linear_scratch, attend, merge_spans, attend_scratch,
     rms_norm, apply_rotary, bf16_to_float, argmax, softmax<float>, softmax<double>, logarithm, weighted_sum,
-    exponential_sample, first_uniform, residual};
+    exponential_sample, first_uniform, residual, adapt};
 
 }  // namespace cospec

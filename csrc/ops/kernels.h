@@ -74,6 +74,15 @@ struct RandomStream {
     uint64_t key[2], counter[4];
 };
 
+// Of the blend `adaptive`.
+struct AdaptiveParams {
+    double max_divergence;           // no row is further from the target's, in total variation
+    double lambda1;                  // every token is key where the drafter's entropy exceeds this many target's
+    double lambda2;                  // a token is key where its probabilities differ by more
+    double lambda3;                  // every token is key where the distributions overlap by less
+    double search_steps, shortfall;  // of the search for the exponent
+};
+
 struct Kernels {
     const char* name;
     // Compute a thread's shares of a product. `scratch` holds linear_scratch() floats, for this thread alone.
@@ -101,6 +110,10 @@ struct Kernels {
     double (*uniform)(const RandomStream& stream, uint64_t block);
     // out = max(0, scale target - q), all [n]. Returns the sum of out.
     double (*residual)(const double* target, const double* q, double scale, long n, double* out);
+    // The target's distribution moved towards the drafter's: log-probabilities [vocab], all NaN where a row holds NaN.
+    // Returns the total variation from the target. `scratch` holds 3 vocab numbers.
+    double (*adapt)(
+        const float* target, const float* drafter, const AdaptiveParams&, long vocab, double* out, double* scratch);
 };
 
 extern const Kernels kernels_base;

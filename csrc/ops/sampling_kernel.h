@@ -100,7 +100,17 @@ static double max_of(const float* x, long n) {
 }
 static double max_of(const double* x, long n) {
     double maximum = x[0];
-    for (long i = 1; i < n; i++) maximum = x[i] > maximum ? x[i] : maximum;
+    long i = 0;
+    if (n >= LANES) {
+        D lane_max[REGISTERS];
+        UNROLL_FOR (int j = 0; j < REGISTERS; j++) lane_max[j] = read<D>(x + j * WIDE);
+        for (i = LANES; i + LANES <= n; i += LANES)
+            UNROLL_FOR (int j = 0; j < REGISTERS; j++)
+                lane_max[j] = elementwise_max(read<D>(x + i + j * WIDE), lane_max[j]);
+        for (int j = 0; j < REGISTERS; j++)
+            for (int lane = 0; lane < WIDE; lane++) maximum = lane_max[j][lane] > maximum ? lane_max[j][lane] : maximum;
+    }
+    for (; i < n; i++) maximum = x[i] > maximum ? x[i] : maximum;
     return maximum;
 }
 

@@ -48,8 +48,12 @@ void add_logits(const LogitsSource& s, long row, double* out, double* scratch) {
 }  // namespace
 
 void blend_row(const LogitsSource& source, long row, double* out, double* scratch) {
-    if (source.form == ADAPTIVE) return adapt_row(source, row, out, scratch);
-    source.form == MIXTURE ? mix_distributions(source, row, out, scratch) : add_logits(source, row, out, scratch);
+    if (source.form == MIXTURE) return mix_distributions(source, row, out, scratch);
+    if (source.form == LINEAR) return add_logits(source, row, out, scratch);
+    const AdaptiveParams& params = *(const AdaptiveParams*)source.weights;
+    const double divergence =
+        kernels().adapt(source.row(0, row), source.row(1, row), params, source.vocab_size, out, scratch);
+    if (source.divergences) source.divergences[row] = divergence;
 }
 
 // Blend `rows` rows. out: [rows, vocab_size].

@@ -8,7 +8,7 @@ enum BlendForm {
     SINGLE = 0,   // the first model's logits, unchanged
     MIXTURE = 1,  // log sum_m weights[m] softmax(logits[m])
     LINEAR = 2,   // log softmax(sum_m weights[m] logits[m])
-    ADAPTIVE = 3  // the first model's distribution, moved towards the second's: spec/adaptive.cpp
+    ADAPTIVE = 3  // the first model's distribution, moved towards the second's: ops/adaptive_kernel.h
 };
 
 struct LogitsSource {
@@ -21,21 +21,10 @@ struct LogitsSource {
     const float* row(long model, long row) const { return logits[model] + row * vocab_size; }
 };
 
-struct AdaptiveParams {
-    double max_divergence;           // no row is further from the first model, in total variation
-    double lambda1;                  // every token is key where the second entropy exceeds the first this many times
-    double lambda2;                  // a token is key where its probabilities differ by more
-    double lambda3;                  // every token is key where the distributions overlap by less
-    double search_steps, shortfall;  // of the search for the exponent
-};
-
 constexpr long BLEND_SCRATCH_ROWS = 3;
 
 // Compute one row of a blend in double precision, [vocab_size]. A row that holds NaN stays NaN.
 // `scratch` has room for BLEND_SCRATCH_ROWS * vocab_size numbers.
 void blend_row(const LogitsSource& source, long row, double* out, double* scratch);
-
-// The same for ADAPTIVE.
-void adapt_row(const LogitsSource& source, long row, double* out, double* scratch);
 
 }  // namespace cospec

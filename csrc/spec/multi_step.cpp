@@ -27,12 +27,15 @@ struct SlotState {
 // Buffers are kept between calls, because fresh memory costs more than the data written to it.
 struct Workspace {
     Scratch logits, q;
+    Scratch drafter_rows, drafter_logits, last_rows;  // of a blend: by step of a draft; by row of the target; after it
+    std::vector<double> divergences;
     std::vector<SlotState> states;
     std::vector<SequenceSlice> slices;
     std::vector<int64_t> ids, parents, depths, drafted, nodes, results;
     std::vector<double> temperatures;
     std::vector<uint64_t> streams;
-    std::vector<VerifyTask> tasks;
+    std::vector<VerifyTask> tasks, last_tasks;
+    std::vector<long> fully_accepted;
 };
 thread_local Workspace workspace;
 
@@ -41,6 +44,9 @@ struct MultiStepRunner {
     const long vocab_size = task.cache->vocab_size;
     double* q = nullptr;  // [num_drafting, max_draft_len, vocab_size]
     long logit_rows = 0;  // of the steps so far
+    const bool blended = task.blend_form != SINGLE;
+    float* drafter_rows = nullptr;    // of a blend, [max_draft_len, num_drafting, vocab_size]
+    float* drafter_logits = nullptr;  // of a blend, a row for each row of the target
 
     void start() {
         workspace.states.resize(task.num_slots);
@@ -63,6 +69,7 @@ struct MultiStepRunner {
         for (long i = 0; i < task.num_drafting; i++) any_sampled |= task.slots[i].params.sampling.temperature > 0.0;
         q = any_sampled ? (double*)workspace.q.reserve(2 * task.num_drafting * task.max_draft_len * vocab_size)
                         : nullptr;
+        if (blended) drafter_rows = workspace.drafter_rows.reserve(task.max_draft_len * task.num_drafting * vocab_size);
         std::fill(workspace.drafted.begin(), workspace.drafted.end(), -1);
         for (long first = 0, end; first < task.num_drafting; first = end) {
             for (end = first + 1; end < task.num_drafting; end++)
@@ -90,7 +97,8 @@ struct MultiStepRunner {
         const long row = first * task.max_draft_len;
         const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, end - first};
         const Rollout rollout = {workspace.temperatures.data(), workspace.streams.data(),
-            workspace.depths.data() + first, task.max_draft_len, nullptr, 0, q ? q + row * vocab_size : nullptr,
+            workspace.depths.data() + first, task.max_draft_len, drafter_rows,
+            drafter_rows ? (end - first) * vocab_size : 0, q ? q + row * vocab_size : nullptr,
             workspace.drafted.data() + row, nullptr, nullptr};
         return cospec_llama_rollout(task.slots[first].drafter, task.slots[first].drafter_cache, &view, &rollout);
     }
@@ -118,7 +126,7 @@ struct MultiStepRunner {
         const RequestSlot& slot = task.slots[i];
         const SlotState& state = workspace.states[i];
         const long n = num_drafted(i), pending = state.num_pending(), node_offset = workspace.nodes.size();
-        const long num_rows = pending + n - state.first_logit;
+        const long num_rows = pending + n - state.first_logit, num_verified = slot.deferred ? 0 : num_rows - blended;
         const int64_t* tokens = draft_tokens(i);
         workspace.slices.push_back({state.num_computed, pending + n, n, state.first_logit, slot.pages, slot.num_pages});
         workspace.ids.insert(workspace.ids.end(), state.tokens.end() - pending, state.tokens.end());
@@ -128,8 +136,8 @@ struct MultiStepRunner {
             const int64_t parent = slot.parents ? slot.parents[node] : node - 1;
             workspace.parents.push_back(parent), workspace.nodes.push_back(parent);
         }
-        workspace.tasks.push_back({row, row, slot.deferred ? 0 : num_rows, node_offset, slot.deferred ? 0 : n,
-            draft_probs(i), nullptr, (uint64_t)state.num_known, slot.params});
+        workspace.tasks.push_back({row, row, num_verified, node_offset, slot.deferred ? 0 : n, draft_probs(i), nullptr,
+            (uint64_t)state.num_known, slot.params});
         return num_rows;
     }
 
@@ -145,18 +153,73 @@ struct MultiStepRunner {
         return cospec_llama_score(task.target, task.cache, &view, *logits);
     }
 
-    const VerifyResult* verify(const float* logits) {
+    bool verify(const float* logits) {
         const double weight = 1.0;
-        const LogitsSource source = {&logits, &weight, 1, vocab_size, SINGLE, 0.0, nullptr};
+        if (blended) place_drafter_logits();
+        const float* rows[2] = {logits, drafter_logits};
+        const LogitsSource source = {rows, blended ? task.blend_weights : &weight, 1 + blended, vocab_size,
+            task.blend_form, 0.0, blended ? workspace.divergences.data() : nullptr};
         workspace.results.resize(task.num_slots * sizeof(VerifyResult) / sizeof(int64_t) + workspace.nodes.size());
         cospec_verify(
             &source, workspace.tasks.data(), task.num_slots, workspace.nodes.data(), workspace.results.data());
-        return (const VerifyResult*)workspace.results.data();
+        return !blended || sample_last(source);
+    }
+
+    // Copy the drafter's logits to the rows of the target, except those after the last token of each draft.
+    void place_drafter_logits() {
+        const VerifyTask& last = workspace.tasks.back();
+        const long num_rows = last.first_row + last.num_rows + 1;
+        drafter_logits = workspace.drafter_logits.reserve(num_rows * vocab_size);
+        for (long i = 0; i < task.num_drafting; i++) {
+            const VerifyTask& own = workspace.tasks[i];
+            for (long row = 0; row < own.num_rows; row++)
+                memcpy(drafter_logits + (own.first_row + row) * vocab_size,
+                    drafter_rows + (row * task.num_drafting + i) * vocab_size, vocab_size * sizeof(float));
+        }
+        workspace.divergences.assign(num_rows, 0.0);
+    }
+
+    // Where a draft was accepted as a whole, score its last token with the drafter, and sample the token after it.
+    // Returns false where the library cannot lay out the batch.
+    bool sample_last(const LogitsSource& source) {
+        VerifyResult* results = (VerifyResult*)workspace.results.data();
+        workspace.slices.clear(), workspace.ids.clear(), workspace.last_tasks.clear(), workspace.fully_accepted.clear();
+        for (long i = 0; i < task.num_slots; i++) {
+            const VerifyTask& own = workspace.tasks[i];
+            const SlotState& state = workspace.states[i];
+            if (results[i].invalid || results[i].num_accepted < own.num_nodes || results[i].token >= 0) continue;
+            const long n = own.num_nodes, start = n ? state.num_known + n - 1 : state.num_fed();
+            const int64_t* first = n ? draft_tokens(i) + n - 1 : state.tokens.data();
+            const long count = n ? 1 : state.tokens.size();
+            const RequestSlot& slot = task.slots[i];
+            workspace.slices.push_back({start, count, 0, count - 1, slot.drafter_pages, slot.num_drafter_pages});
+            workspace.ids.insert(workspace.ids.end(), first, first + count);
+            workspace.last_tasks.push_back({own.first_row + n, own.first_row + n, 1, 0, 0, nullptr, nullptr,
+                (uint64_t)(state.num_known + n), slot.params});
+            workspace.fully_accepted.push_back(i);
+        }
+        const long count = workspace.fully_accepted.size();
+        if (!count) return true;
+        float* rows = workspace.last_rows.reserve(count * vocab_size);
+        const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, count};
+        if (!cospec_llama_score(task.slots[0].drafter, task.slots[0].drafter_cache, &view, rows)) return false;
+        for (long place = 0; place < count; place++)
+            memcpy(drafter_logits + workspace.last_tasks[place].first_row * vocab_size, rows + place * vocab_size,
+                vocab_size * sizeof(float));
+        std::vector<VerifyResult> found(count);
+        cospec_verify(&source, workspace.last_tasks.data(), count, nullptr, (int64_t*)found.data());
+        for (long place = 0; place < count; place++) {
+            const long i = workspace.fully_accepted[place];
+            results[i].token = found[place].token, results[i].invalid |= found[place].invalid;
+            results[i].bonus = workspace.tasks[i].num_nodes > 0;
+        }
+        return true;
     }
 
     // Commit a result to a request and to its output row. Returns whether the request can run another such step; a
     // request with a given draft cannot.
-    bool commit(long i, const VerifyResult& result, const int64_t* path, int64_t* out) {
+    bool commit(long step, long i, const int64_t* path, int64_t* out) {
+        const VerifyResult& result = ((const VerifyResult*)workspace.results.data())[i];
         const RequestSlot& slot = task.slots[i];
         SlotState& state = workspace.states[i];
         const int64_t* drafted = draft_tokens(i);
@@ -168,8 +231,13 @@ struct MultiStepRunner {
         else
             std::copy(path, path + accepted, out + HEADER);
         if (result.invalid || result.token < 0 || slot.draft) return false;
-        // The drafter was not fed its last token.
-        const long num_cached = std::max(0L, std::min(accepted, n - 1));
+        // The drafter was not fed its last token, unless the token was accepted for a blend.
+        const long num_cached = blended && accepted == n ? n : std::max(0L, std::min(accepted, n - 1));
+        if (task.divergences) {
+            const double* own = workspace.divergences.data() + workspace.tasks[i].first_row;
+            double* divergences = task.divergences + (step * task.num_slots + i) * (task.max_draft_len + 1);
+            std::copy(own, own + accepted + 1, divergences);
+        }
         state.tokens.assign(drafted + num_cached, drafted + accepted);
         state.tokens.push_back(result.token);
         state.num_known += accepted + 1, state.num_left -= accepted + 1;
@@ -199,14 +267,14 @@ struct MultiStepRunner {
             float* logits;
             if (!score(&logits)) return step;
             const double scored = now();
-            const VerifyResult* results = verify(logits);
+            if (!verify(logits)) return step;
             double* seconds = task.seconds + 3 * step;
             seconds[0] = drafted - step_start, seconds[1] = scored - drafted, seconds[2] = now() - scored;
-            const int64_t* paths = (const int64_t*)(results + task.num_slots);
+            const int64_t* paths = workspace.results.data() + task.num_slots * sizeof(VerifyResult) / sizeof(int64_t);
             int64_t* out = task.output + step * task.num_slots * task.output_width;
             bool all_go_on = true;
             for (long i = 0; i < task.num_slots; i++, out += task.output_width)
-                all_go_on &= commit(i, results[i], paths + workspace.tasks[i].node_offset, out);
+                all_go_on &= commit(step, i, paths + workspace.tasks[i].node_offset, out);
             if (!all_go_on) return step + 1;
         }
         return task.max_steps;

@@ -46,6 +46,11 @@ struct MultiStepTask {
     int64_t* num_fed;      // [num_slots], tokens in the drafter's cache at the end
     double* seconds;       // [max_steps, 3]: drafting, scoring, verification
     float* logits;         // room for the target's rows of all steps, step after step; null if the caller reads none
+    // SINGLE: the target verifies. Otherwise its blend with the drafter does, which then scores every position: one
+    // drafter drafts for all slots, none of which has a given draft, is deferred or has several rows of known tokens.
+    int64_t blend_form;
+    const double* blend_weights;  // as LogitsSource::weights
+    double* divergences;          // [max_steps, num_slots, max_draft_len + 1] of the output's tokens; null for SINGLE
 };
 
 }  // namespace cospec

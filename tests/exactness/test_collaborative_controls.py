@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.acceptance.reference import VerifyTask
 from cospec.acceptance.rejection import Rejection
+from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.types import Draft, Request, RequestState, Speculation, TargetProbs, VerifyResult
+from cospec.core.types import Draft, Request, RequestState, Speculation, StepOutput, TargetProbs, VerifyResult
+from cospec.ensemble.blends.weighted import Single
+from cospec.ensemble.ensemble import EnsembleDecoder
 from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
@@ -77,6 +81,22 @@ def test_a_rejected_token_from_the_relaxed_target_itself_is_seen() -> None:
     """Like DSD's algorithm 1, line 16: the replacement has to come from the residual."""
 
     with patch("cospec.acceptance.rejection.residual", lambda probs, draft, node: probs):
+        assert relaxed_error() > SEEN
+
+
+def test_a_bonus_of_the_target_alone_is_seen() -> None:
+    """After a draft that was accepted as a whole, like DSD's algorithm 1, line 19."""
+    plain = EnsembleDecoder.verify
+
+    def verify(
+        self: EnsembleDecoder, blend: Blend, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]
+    ) -> list[StepOutput]:
+        (task,) = tasks
+        if task.draft is None and task.entry.sequence.output_len:
+            return plain(self, Single(), tasks, member_logits[:1])
+        return plain(self, blend, tasks, member_logits)
+
+    with patch.object(EnsembleDecoder, "verify", verify):
         assert relaxed_error() > SEEN
 
 
@@ -174,3 +194,20 @@ def test_calls_are_as_many_as_the_theory_says(count: int, gammas: tuple[int, ...
     for place, wanted in enumerate(expected):
         made = sum(own[-1].stats.model_calls[f"m{place}"] - 1 for own in events.values() if own[-1].stats)
         assert made / (16 * 399) == pytest.approx(wanted, rel=0.02), (place, alphas)
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_a_relaxed_target_takes_the_calls_of_the_theory(gamma: int) -> None:
+    """With a bonus token after each draft that was accepted as a whole; without it the calls would be others."""
+    models = [with_pool(ToyModel(5, order=0, seed=n, sharpness=0.8), 4096) for n in (1, 2)]
+    target, q = (torch.softmax(model.logits(()), -1).tolist() for model in models)
+    alpha = sum(map(min, adaptive(0.1, 9.0, 1.0, 0.0)([target, q]), q))
+    chosen = Speculation(acceptance_method="rejection")
+    listed = [make_request(f"r{n}", (0,), SamplingParams(max_tokens=400), speculation=chosen) for n in range(16)]
+    engine = ensemble_engine(models, RELAXED, "naive", gamma, proposer=1, max_num_batched_tokens=4096)
+    events = run_all(engine, [replace(request, seed=n) for n, request in enumerate(listed)], check=False)
+    process = ProposalProcess((1.0, alpha), (gamma, gamma), 1, False, (0, 1), relaxed=True)
+    for place, wanted in enumerate(process.calls_per_token()):
+        made = sum(own[-1].stats.model_calls[f"m{place}"] - 1 for own in events.values() if own[-1].stats)
+        assert made / (16 * 399) == pytest.approx(wanted, rel=0.02), place
+    assert replace(process, relaxed=False).calls_per_token()[0] > 1.05 * process.calls_per_token()[0]

@@ -14,6 +14,7 @@ from cospec.assembly.components import TextInfo
 from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.ensemble import proposer
@@ -73,7 +74,7 @@ def _ahead(stream: Any, step: int) -> Any:
 
 
 def ensemble_engine(
-    models: Sequence[ToyModel],
+    models: Sequence[Model],
     ensemble: Mapping[str, Any],
     proposal: str = "alternate",
     gamma: int | list[int] | str = 2,

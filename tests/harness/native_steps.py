@@ -11,6 +11,7 @@ from cospec.core.engine import Engine
 from cospec.core.stats import StepTimes
 from cospec.core.types import Draft, Event, Request, ScheduledRequest, SchedulerOutput, Speculation, StepOutput
 from cospec.drafters.model import ModelDrafter
+from cospec.native.library import PLAIN, NativeBlend
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import VOCAB, llama_engine, load
@@ -93,9 +94,12 @@ def calls(engine: Engine) -> list[tuple[int, int]]:
         return supports(plan)
 
     def running(
-        entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
+        entries: Sequence[ScheduledRequest],
+        steps: int,
+        drafts: Mapping[str, Draft | None],
+        blend: NativeBlend = PLAIN,
     ) -> tuple[list[StepOutput], StepTimes]:
-        done = run(entries, steps, drafts)
+        done = run(entries, steps, drafts, blend)
         noted[-1] = noted[-1][0], done[1].steps
         return done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,10 @@ from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification
 from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
+from cospec.core.interfaces import Blend
 from cospec.core.plugin_base import Drafter
 from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
-from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
+from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import (
     EnsembleDecoder,
     LoadedModels,
@@ -23,6 +24,7 @@ from cospec.ensemble.ensemble import (
     Threads,
     check_vocabularies,
 )
+from cospec.ensemble.native_steps import SEVERAL_MODELS, member_runner
 from cospec.ensemble.proposer_policy import (
     FixedSchedule,
     GoodputProposerPolicy,
@@ -31,6 +33,7 @@ from cospec.ensemble.proposer_policy import (
 )
 from cospec.ensemble.verifier import EnsembleKVManager, EnsembleVerifier
 from cospec.errors import InvalidInput
+from cospec.native.multi_step import LONGEST, NATIVE_OFF
 
 
 def assemble_ensemble(
@@ -54,7 +57,10 @@ def assemble_ensemble(
         drafting = replace(
             drafting_by(drafter, speculative, loaded.models[0], clock), why_no_multi_step=SEVERAL_MODELS, learns=True
         )
-    return connect(verification, drafting, speculative, verification.limits(config), clock)
+    limits = verification.limits(config)
+    if drafting.multi_step is not None:
+        limits = replace(limits, max_steps=LONGEST)
+    return connect(verification, drafting, speculative, limits, clock)
 
 
 def build_verification(
@@ -95,11 +101,13 @@ def propose_by_members(
     Args:
         threads, rollouts: see ``ProposingEnsemble``.
     """
-    policy = build_proposer_policy(config.collaboration, len(decoder.models), decoder.blends.build().members)
+    policy = build_proposer_policy(config.collaboration, len(decoder.models), decoder.blends.build())
     members = ProposingEnsemble(decoder, policy, threads, rollouts)
     drafting = Drafting(
         partial(Collaborative, members),
         policy,
+        multi_step=member_runner(decoder, members.chains) if rollouts else None,
+        why_no_multi_step=SEVERAL_MODELS if rollouts else NATIVE_OFF,
         proposes=policy.proposer_schedule.proposes,
         fixed_choices=frozenset({"policy"}),
         closers=(members.close,),
@@ -132,7 +140,7 @@ def blend_options_of(config: EngineConfig) -> Mapping[str, Any]:
     return {"method": "weighted"} if config.ensemble is None else config.ensemble
 
 
-def build_proposer_policy(options: CollaborationConfig, count: int, members: Sequence[int]) -> GoodputProposerPolicy:
+def build_proposer_policy(options: CollaborationConfig, count: int, blend: Blend) -> GoodputProposerPolicy:
     """Build the policy with its initial schedule and its degrees of freedom.
 
     Raises:
@@ -148,7 +156,7 @@ def build_proposer_policy(options: CollaborationConfig, count: int, members: Seq
         alternate=options.proposal == "alternate",
     )
     free = ScheduleOptions(lengths=not no_proposals and gammas is None, proposer=options.proposer is None)
-    return GoodputProposerPolicy(proposer_schedule, members, free)
+    return GoodputProposerPolicy(proposer_schedule, blend.members, free, relaxed=not blend.exact)
 
 
 def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:

@@ -217,13 +217,19 @@ class MultiStepRunner(Protocol):
         """Return the reasons why Python drafts or verifies for requests of the plan, by id. Pure: reserves nothing."""
 
     def run(
-        self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
+        self,
+        entries: Sequence[ScheduledRequest],
+        steps: int,
+        drafts: Mapping[str, Draft | None],
+        blend: NativeBlend = ...,
     ) -> tuple[list[StepOutput], StepTimes]:
         """Return the outputs of up to ``steps`` steps. No further step begins after a request may have ended.
 
         Args:
             drafts: by id, the drafts that Python made; None for a request without a draft. With any entry, the call
                 runs one step.
+            blend: of target and drafter, by which the requests are verified; by default the target alone. Another
+                blend allows no drafts of Python, and no rows of logits.
         """
 
     def free(self, ids: Sequence[str]) -> None:

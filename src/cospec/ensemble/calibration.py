@@ -21,6 +21,7 @@ from cospec.errors import InvalidInput, words
 LAMBDA1 = (1.0, 2.0, 1e9)  # the last of each list makes no token key
 LAMBDA2 = (0.05, 0.1, 0.3, 1.0)
 LAMBDA3 = (0.6, 0.3, 0.0)
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # a fit tries those below the bound that is asked for
 AT_ONCE = 256  # rows in double precision at a time
 
 
@@ -111,12 +112,20 @@ def qualities(rows: ReferenceRows, given: Sequence[AdaptiveOptions]) -> list[Ble
 def calibrate(rows: ReferenceRows, max_divergence: float, tolerance: float) -> BlendQuality:
     """Return the blend with the most acceptance whose loss is at most ``tolerance`` nats per token.
 
-    The blend with all tokens key is the target itself, so there always is one.
+    Conditions whose loss is too large at the bound are tried again at the smaller ones of ``BOUNDS``. So a larger bound
+    relaxes no less than a smaller one of ``BOUNDS``. The target itself always is a candidate.
     """
-    conditions = itertools.product(LAMBDA1, LAMBDA2, LAMBDA3)
-    given = [
-        AdaptiveOptions(max_divergence=max_divergence, lambda1=one, lambda2=two, lambda3=three)
-        for one, two, three in conditions
-    ]
-    exact, *found = qualities(rows, [AdaptiveOptions(max_divergence=0.0), *given])
-    return max([exact, *(each for each in found if each.loss <= tolerance)], key=lambda each: each.acceptance)
+    (best,) = qualities(rows, [AdaptiveOptions(max_divergence=0.0)])
+    bounds = (
+        [max_divergence, *(bound for bound in reversed(BOUNDS) if bound < max_divergence)] if max_divergence else []
+    )
+    conditions = list(itertools.product(LAMBDA1, LAMBDA2, LAMBDA3))
+    for bound in bounds:
+        found = qualities(rows, [_options(bound, *condition) for condition in conditions])
+        best = max([best, *(each for each in found if each.loss <= tolerance)], key=lambda each: each.acceptance)
+        conditions = [own for own, each in zip(conditions, found, strict=True) if each.loss > tolerance]
+    return best
+
+
+def _options(bound: float, lambda1: float, lambda2: float, lambda3: float) -> AdaptiveOptions:
+    return AdaptiveOptions(max_divergence=bound, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)

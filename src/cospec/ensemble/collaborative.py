@@ -12,7 +12,10 @@ the model; these sequences may be at different stages. In a turn the model
 The model with the fewest scored positions has the next turn with a sequence (CoS algorithm 2). After a rejection the
 default proposer begins again. Proposals that were not verified outlive the step. Without proposals this is standard
 collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding. In this case
-the distribution after the last proposal is known, so the bonus token is correct.
+the distribution after the last proposal is known, so the bonus token is correct. Of a relaxed target (``adaptive``) the
+proposer scores its last proposal where all were accepted, and a bonus token follows as well.
+
+Requests whose target is one model, or relaxed towards its proposer, run as native calls (``native_steps.py``).
 """
 
 from __future__ import annotations
@@ -27,13 +30,12 @@ from cospec.core.interfaces import Blend, ModeComponents
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, StepResult, SubmittedStep
-from cospec.core.types import Commit, SchedulerOutput, StepOutput
+from cospec.core.types import Commit, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import ProposingEnsemble
+from cospec.ensemble.native_steps import NativeMemberSteps
 from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
 from cospec.ensemble.state import CollaborativeState
 from cospec.policies.latency.call_latency import ModelCall
-
-SEVERAL_MODELS = "several models"  # why no multi-step call runs a request
 
 
 class Collaborative:
@@ -46,11 +48,12 @@ class Collaborative:
         self.info = ExecutionInfo("collaborative")
         self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
         self._proposing = self._turning = 0.0  # seconds of this step: of proposals, and of all turns
+        self._native = NativeMemberSteps(members, components)
         self._turns = 0
         self._rows = self._passes = 0  # of the current turn
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Run one step, with one output per entry, in order; the result is there at once."""
+        """Run one step, or several natively, with one output per entry and step; the result is there at once."""
         with self.members.limit_torch_threads():
             return self._run(plan)
 
@@ -61,10 +64,23 @@ class Collaborative:
     def _run(self, plan: SchedulerOutput) -> SubmittedStep:
         started = self.components.clock()
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
-        members = self.members
+        outputs, times, python_path = self._native.run(plan)
+        for name, calls in self._native.calls.items():
+            self.calls[name] = self.calls.get(name, 0) + calls
+        own = [entry for entry in plan.entries if entry.sequence.id in python_path]
+        if own:
+            outputs = outputs + self._run_turns(own)
+            seconds = self.components.clock() - started
+            times = StepTimes(times.draft + self._proposing, seconds - times.draft - self._proposing)
+        return SubmittedStep(plan.entries, FinishedFuture(outputs), times, python_path)
+
+    def _run_turns(self, entries: Sequence[ScheduledRequest]) -> list[StepOutput]:
+        """Run one step of the entries in turns of the models; returns one output per entry."""
+        members, started = self.members, self.components.clock()
+        alternate = members.policy.proposer_schedule.alternate
         states = [
-            CollaborativeState(entry, members.proposal_chain(entry.sequence), members.blend(entry.sequence))
-            for entry in plan.entries
+            CollaborativeState(entry, members.proposal_chain(entry.sequence), members.blend(entry.sequence), alternate)
+            for entry in entries
         ]
         self._compute_prompts([state for state in states if not state.entry.samples_token or state.wants_prompt_rows])
         waiting = [state for state in states if state.output is None]
@@ -76,13 +92,9 @@ class Collaborative:
                 group = [state for state in waiting if state.output is None and self._next_model(state) == model]
                 if group:
                     self._turn(model, group)
-            waiting = [state for state in waiting if state.output is None and not state.accepted]
-        outputs = [state.finish() for state in states]
-        python_path = dict.fromkeys([output.entry.sequence.id for output in outputs], SEVERAL_MODELS)
-        seconds = self.components.clock() - started
-        members.policy.observe_step(self._turns, seconds - self._turning)
-        times = StepTimes(self._proposing, seconds - self._proposing)
-        return SubmittedStep(plan.entries, FinishedFuture(outputs), times, python_path)
+            waiting = [state for state in waiting if state.output is None and (state.wants_bonus or not state.accepted)]
+        members.policy.observe_step(self._turns, self.components.clock() - started - self._turning)
+        return [state.finish() for state in states]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Do nothing: verification wrote the proposals, and a chain leaves no cache entries to move."""
@@ -90,6 +102,8 @@ class Collaborative:
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences in all members. Unknown ids are ignored."""
         self.members.free(ids)
+        if self.components.multi_step is not None:
+            self.components.multi_step.free(ids)
 
     def close(self) -> None:
         """Do nothing: nothing runs between two steps."""
@@ -99,9 +113,9 @@ class Collaborative:
     def _next_model(self, state: CollaborativeState) -> int | None:
         """Return the model that has the next turn with a sequence; None if the sequence waits for the next step."""
         chain, proposer_schedule = state.chain, self.members.policy.proposer_schedule
-        if not chain.pending and state.accepted:
+        if not chain.pending and state.accepted and not state.wants_bonus:
             return None
-        if not chain.pending and state.room > 0 and proposer_schedule.proposes:
+        if not chain.pending and not state.accepted and state.room > 0 and proposer_schedule.proposes:
             return proposer_schedule.order[0]
         turns = [model for model in proposer_schedule.order if model in state.blend.members]
         return min(turns, key=chain.scored)
@@ -142,8 +156,8 @@ class Collaborative:
         slices, fed = [], []
         for state in group:
             chain, end = state.chain, state.chain.frontier + len(state.chain.pending)
-            if chain.pending and not alternate and chain.pending[-1].proposer in state.blend.members:
-                end -= 1  # no model reads the row after the last proposal: its proposer has not scored it
+            if chain.pending and not (alternate or state.wants_bonus):
+                end -= chain.pending[-1].proposer in state.blend.members  # no model reads the row: this one has none
             start = chain.fed[model]
             if start < end:
                 tokens = state.tokens(start, end)

@@ -105,6 +105,15 @@ class ProposalChains:
         chain = self._chains.get(id)
         return chain.fed[model] if chain is not None else 0
 
+    def set_fed(self, id: str, model: int, fed: int) -> None:
+        """Record the number of the sequence's tokens in the model's cache; a native call wrote them."""
+        self._chains[id].fed[model] = fed
+
+    def move_to(self, id: str, frontier: int, scorer: int) -> None:
+        """Record that a native call verified all tokens before ``frontier``; the scorer was not fed the last one."""
+        chain = self._chains[id]
+        chain.frontier, chain.fed[scorer], chain.rows = frontier, frontier - 1, [None] * len(chain.rows)
+
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:

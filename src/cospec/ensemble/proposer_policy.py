@@ -6,6 +6,7 @@ The speed-up model predicts the time per token of each schedule from call times 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,14 +68,19 @@ class GoodputProposerPolicy(Policy):
         proposer_schedule: the initial schedule; parts that are not free stay as given.
         members: the models that the blend reads.
         free: the parts that the policy may choose.
+        relaxed: whether the blend is a target that is relaxed towards its proposer.
     """
 
     def __init__(
-        self, proposer_schedule: FixedSchedule, members: Sequence[int], free: ScheduleOptions = ScheduleOptions()
+        self,
+        proposer_schedule: FixedSchedule,
+        members: Sequence[int],
+        free: ScheduleOptions = ScheduleOptions(),
+        relaxed: bool = False,
     ) -> None:
         count = len(proposer_schedule.gammas)
-        self._members, self._free = tuple(members), free
-        self.schedules = _candidate_schedules(proposer_schedule, free, len(self._members) == 1)
+        self._members, self._free, self._relaxed = tuple(members), free, relaxed
+        self.schedules = _candidate_schedules(proposer_schedule, free, relaxed or len(self._members) == 1)
         ways = [(each.proposes, each.order, each.alternate) for each in self.schedules]
         first = ways.index((True, proposer_schedule.order, proposer_schedule.alternate)) if free.lengths else 0
         self._bandits = {1: Bandit(len(self.schedules), first)}  # by the bit length of the batch size
@@ -121,6 +127,11 @@ class GoodputProposerPolicy(Policy):
         if batch.bit_length() not in self._bandits:  # start from the best schedule so far
             self._bandits[batch.bit_length()] = Bandit(len(self.schedules), begin)
             self._predicted = False
+
+    @property
+    def horizon(self) -> int:
+        """Every further step, where the schedule is fixed."""
+        return 1 if self._free.lengths else sys.maxsize
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """Return budgets with room for all tokens that may be pending in a step."""
@@ -196,6 +207,7 @@ class GoodputProposerPolicy(Policy):
             proposer_schedule.order[0],
             proposer_schedule.alternate,
             self._members,
+            self._relaxed and not proposer_schedule.alternate,
         )
         return process.seconds_per_token(self._price)
 

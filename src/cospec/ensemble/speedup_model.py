@@ -40,6 +40,8 @@ class ProposalProcess:
         default: the model that proposes after a rejection.
         alternate: whether scorers propose as well (CoS 3.3).
         members: the models that the blend reads; other models only propose.
+        relaxed: the blend is a target that is relaxed towards the proposer, which scores its last accepted token; a
+            bonus token follows. Requires ``alternate`` False.
     """
 
     alphas: tuple[float, ...]
@@ -47,6 +49,7 @@ class ProposalProcess:
     default: int = 0
     alternate: bool = True
     members: tuple[int, ...] = ()
+    relaxed: bool = False
 
     def calls_per_token(self) -> tuple[float, ...]:
         """Return the calls of each model per token, in the long run."""
@@ -97,11 +100,14 @@ class ProposalProcess:
     def _turns(self, proposers: tuple[int, ...], scored: tuple[int, ...]) -> list[_Turn]:
         """Return the possible results of one turn, by the number of accepted proposals."""
         start: State = ((), (0,) * len(self.alphas))
+        if not proposers and any(scored):
+            last_token = tuple(int(m == self.default) for m in range(len(scored)))
+            return [_Turn(1.0, 1, last_token, start, self.default, 1)]
         if not proposers:
             return [self._proposal_turn(1.0, 0, start, (self.default, 1))]
         members = self.members or tuple(range(len(self.alphas)))
         model = min(members, key=lambda m: (scored[m], (m - self.default) % len(scored)))
-        feeds_last = self.alternate or proposers[-1] not in members  # the last token is fed too
+        feeds_last = self.alternate or self.relaxed or proposers[-1] not in members  # the last token is fed too
         counts = [len(proposers) + feeds_last if m == model else count for m, count in enumerate(scored)]
         known = min(counts[m] for m in members)
         verified = min(known, len(proposers))

@@ -23,6 +23,7 @@ class CollaborativeState:
 
     Attributes:
         accepted: proposals that were accepted in this step.
+        alternate: see ``FixedSchedule``.
         stopped: no model proposes any more, because logits were not numbers.
         output: set when the sequence gains no more tokens in this step.
     """
@@ -30,6 +31,7 @@ class CollaborativeState:
     entry: ScheduledRequest
     chain: ProposalChain
     blend: Blend
+    alternate: bool = False
     accepted: list[Proposal] = field(default_factory=list)
     stopped: bool = False
     output: StepOutput | None = None
@@ -61,7 +63,16 @@ class CollaborativeState:
     @property
     def verifiable(self) -> bool:
         """Whether a proposal can be verified, or a token can be drawn without proposals."""
-        return self.known_rows > 0 and bool(self.chain.pending or not self.accepted)
+        return self.known_rows > 0 and bool(self.chain.pending or not self.accepted or self.wants_bonus)
+
+    @property
+    def wants_bonus(self) -> bool:
+        """Whether the token after an accepted proposal is drawn in the same step.
+
+        A relaxed target is a target with its drafter (DSD 2.3), so the drafter scores its last token too. Other blends
+        follow CoS, where the next step begins with a proposal.
+        """
+        return not self.blend.exact and not self.alternate
 
     @property
     def extended(self) -> RequestState:
@@ -125,7 +136,8 @@ class CollaborativeState:
 
     def _set_output(self, verified: StepOutput, proposals: list[Proposal], result: VerifyResult) -> None:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
-        whole = VerifyResult(tuple(range(len(self.accepted))), result.token, result.bonus)
+        bonus = result.bonus or 0 < len(self.accepted) == len(proposals)
+        whole = VerifyResult(tuple(range(len(self.accepted))), result.token, bonus)
         self.output = StepOutput(
             self.entry,
             draft,

@@ -86,7 +86,7 @@ class NativeBlend:
     Attributes:
         form: ``mixture`` is ``log sum_m weights[m] softmax(logits[m])``, ``linear`` is
             ``log softmax(sum_m weights[m] logits[m])``, ``single`` are the first model's unchanged logits, and
-            ``adaptive`` is ``csrc/spec/adaptive.cpp``.
+            ``adaptive`` is ``csrc/ops/adaptive_kernel.h``.
         weights: one per model; for ``adaptive`` the fields of ``AdaptiveParams``.
         plausibility_cutoff: ``linear`` excludes tokens whose first-model logit is lower than the largest plus this.
     """

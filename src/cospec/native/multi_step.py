@@ -3,6 +3,9 @@
 One forward of the target serves all requests of a step. The library makes a draft, or gets a draft. The library
 verifies the draft, or hands back the rows of logits by which the verifier decides (a *deferred* request). The outputs
 are those of ``TargetVerifier.verify``.
+
+The target may be relaxed towards its drafter, as in DSD's adaptive verification. The drafter then scores all positions.
+The rows of the draft are known from drafting; the row after a draft is computed where the whole draft was accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from cospec.core.types import (
 from cospec.core.verifier import TargetVerifier, wants_prompt_rows
 from cospec.drafters.dynamic_tree import room
 from cospec.native import library, structs
-from cospec.native.library import start
+from cospec.native.library import FORMS, PLAIN, NativeBlend, start
 from cospec.native.native_request import (
     EDITED,
     NO_ROOM,
@@ -88,8 +91,10 @@ class _Reserved:
 class _Call:
     """The arguments of one call, and the arrays that the structs point to."""
 
-    def __init__(self, num_drafting: int, draft_len: int) -> None:
+    def __init__(self, num_drafting: int, draft_len: int, blend: NativeBlend) -> None:
         self.num_drafting, self.draft_len = num_drafting, draft_len  # of drafts that the library makes
+        self.form, self.weights = FORMS[blend.form], array("d", blend.weights)
+        self.divergences = array("d")  # [steps, requests, draft_len + 1] of a relaxed target
         self.slots: list[_Slot] = []
         self.longest = draft_len  # nodes of the longest draft
         self.packed, self.tokens = array("B"), array("q")
@@ -109,6 +114,11 @@ class _Call:
         given = sum([len(slot.draft.tokens) for slot in self.slots if slot.draft is not None])
         known = sum([max(slot.known_rows, 1) for slot in self.slots])
         return known + given + self.num_drafting * self.draft_len
+
+    def divergences_of(self, number: int, accepted: int) -> tuple[float, ...]:
+        """Return the divergences of the tokens of an output row."""
+        first = number * (self.draft_len + 1)
+        return tuple(self.divergences[first : first + accepted + 1])
 
     def draft_addresses(self, draft: Draft | None) -> tuple[int, int, int]:
         """Return where the tokens, the parents and the distributions of a given draft are; 0 for none."""
@@ -196,7 +206,11 @@ class NativeMultiStep:
         return native.draft_reason or drafter.reason_against(entry, ahead)
 
     def run(
-        self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
+        self,
+        entries: Sequence[ScheduledRequest],
+        steps: int,
+        drafts: Mapping[str, Draft | None],
+        blend: NativeBlend = PLAIN,
     ) -> tuple[list[StepOutput], StepTimes]:
         """See ``interfaces.MultiStepRunner``.
 
@@ -205,13 +219,17 @@ class NativeMultiStep:
         """
         planned = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
         ahead = steps * (1 + max(planned))
-        reserved = [self._reserve(entry, ahead) if planned[place] else None for place, entry in enumerate(entries)]
+        scores = blend.form != PLAIN.form  # the drafter, all positions
+        reserved = [
+            self._reserve(entry, ahead) if scores or planned[place] else None for place, entry in enumerate(entries)
+        ]
+        assert not scores or all(reserved), "the drafter of a blend has room, or ``supports`` was not asked"
         depths = [depth if own else 0 for depth, own in zip(planned, reserved, strict=True)]
         longest = max(depths)
         names = ["" if own is None else own.drafter.name for own in reserved]
         # native drafts first, those of one drafter together, the longest first
         order = sorted(range(len(entries)), key=lambda place: (not depths[place], names[place], -depths[place]))
-        call = _Call(len(depths) - depths.count(0), longest)
+        call = _Call(len(depths) - depths.count(0), longest, blend)
         given = {id: draft for id, draft in drafts.items() if draft is not None}
         tasks, slices = self._verifier.lay_out([entries[place] for place in order], given)
         if self._drafters.chooses:
@@ -233,7 +251,7 @@ class NativeMultiStep:
         None: since ``supports``, Python drafted for other requests of the step, and took the pages or lost the drafter.
         """
         drafter = self._drafter_of(entry)
-        if isinstance(drafter, str) or drafter.reason_against(entry, ahead):
+        if isinstance(drafter, str) or (entry.budget.depth and drafter.reason_against(entry, ahead)):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
         return None if cached is None else _Reserved(drafter, cached)
@@ -271,20 +289,23 @@ class NativeMultiStep:
             steps = max(1, min(steps, MAX_LOGITS_BYTES // (4 * rows * self._target.vocab_size)))
             logits = self._room(steps * rows)
         output, fed = array("q", bytes(8 * steps * count * width)), array("q", bytes(8 * count))
+        if call.form:
+            call.divergences = array("d", bytes(8 * steps * count * (call.draft_len + 1)))
         seconds = array("d", bytes(24 * steps))
         task = _TASK.pack(
             *self._target.handles, start(call.packed), start(call.tokens), count, call.num_drafting,
             call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), width, start(fed), start(seconds),
-            0 if logits is None else logits.data_ptr(),
+            0 if logits is None else logits.data_ptr(), call.form, start(call.weights),
+            start(call.divergences) if call.form else 0,
         )  # fmt: skip
         steps = self._run(task)
         if not steps:
             raise RuntimeError(f"the native library refuses a batch of {count} requests")
         draft, score, verify = (seconds[kind : 3 * steps : 3] for kind in range(3))
         self.working += sum(draft) + sum(score)
-        for slot, kept in zip(call.slots[: call.num_drafting], fed, strict=False):
-            assert slot.drafter is not None, "slots with drafts of the library come first"
-            slot.drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
+        for slot, kept in zip(call.slots, fed, strict=True):
+            if slot.drafter is not None:
+                slot.drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
         each = tuple(zip(draft, map(add, score, verify), strict=True))
         return self._outputs(call, output[: steps * count * width], logits), StepTimes.of(each)
 
@@ -319,7 +340,7 @@ class NativeMultiStep:
                     task = VerifyTask(entry, draft, first, row, 1 + drafted)
                     outputs.append(self._verifier.output_of(task, result, logits))
                 else:
-                    outputs.append(StepOutput(entry, draft, result))
+                    outputs.append(StepOutput(entry, draft, result, divergences=call.divergences_of(number, accepted)))
         if deferred and logits is not None:
             outputs += self._verifier.decide(deferred, logits[:row])
         return outputs

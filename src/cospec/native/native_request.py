@@ -99,15 +99,18 @@ class NativeDrafters:
         reason: why the library drafts for no request; empty where the library may draft.
     """
 
-    def __init__(self, drafter: Drafter | None, whole: bool) -> None:
+    def __init__(self, drafter: Drafter | None, whole: bool, member: NativeDrafter | None = None) -> None:
         """Read a drafter.
 
         Args:
             whole: whether the policy keeps drafts whole.
+            member: in place of a drafter, the member of an ensemble that proposes to the target.
         """
-        self._drafter = drafter
+        self._drafter, self._member = drafter, member
         self._known: dict[str, NativeDrafter | str] = {}
-        self.reason = "no drafter" if drafter is None else "" if whole else "the policy cuts drafts"
+        self.reason = "" if whole else "the policy cuts drafts"
+        if drafter is None and member is None:
+            self.reason = "no drafter"
         if drafter is not None and whole and not drafter.is_pool:
             one = self._read(SoleDrafter(drafter.name, drafter))
             self.reason = one if isinstance(one, str) else ""
@@ -119,6 +122,8 @@ class NativeDrafters:
 
     def of(self, sequence: RequestState, budget: DraftBudget, stream_kind: StreamKind) -> NativeDrafter | str:
         """Return the drafter of a request's next step, or why the library cannot draft. Pure."""
+        if self._member is not None:
+            return self._member
         if self._drafter is None or self.reason:
             return self.reason
         if not self.chooses:

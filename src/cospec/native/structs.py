@@ -180,6 +180,8 @@ MultiStepTask = declare(
     pointer output
     int64 output_width
     pointer num_fed seconds logits
+    int64 blend_form
+    pointer blend_weights divergences
     """,
 )
 

@@ -45,6 +45,20 @@ def test_the_loss_is_bounded_and_the_tolerance_is_used() -> None:
     assert free.loss > 0.01, "otherwise the tolerance would not matter"
 
 
+def test_a_larger_bound_relaxes_no_less() -> None:
+    """Also where no condition at the larger bound is within the tolerance, as at 0.8 here."""
+    rows, asked = reference_rows(), (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+    fits = [calibrate(rows, bound, 0.01) for bound in asked]
+    for fit, bound in zip(fits, asked, strict=True):
+        assert fit.loss <= 0.01 and fit.options.max_divergence <= bound
+    acceptances = [fit.acceptance for fit in fits]
+    assert acceptances == sorted(acceptances) and acceptances[0] < acceptances[3]
+    options = fits[-1].options
+    assert options.max_divergence < 0.8
+    (alone,) = qualities(rows, [options.model_copy(update={"max_divergence": 0.8})])
+    assert alone.loss > 0.01, "the conditions of the fit do not hold at the bound that was asked for"
+
+
 def test_answers_are_scored_where_they_are() -> None:
     models = [ToyModel(4, seed=1), ToyModel(4, seed=2)]
     rows = read_answers(models, [((0, 1), (2, 3)), ((3,), (1,)), ((1,), ())])

@@ -18,6 +18,7 @@ from cospec.assembly.ensembles import build_proposer_policy
 from cospec.config import CollaborationConfig, EngineConfig
 from cospec.core.types import Event, FinishReason, Speculation
 from cospec.drafters.ngram import NgramDrafter
+from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import distinct
 from cospec.ensemble.proposed_tokens import ProposalChains
@@ -34,6 +35,7 @@ from harness.pools import pool_of, toy_drafters
 from harness.toys import make_request, run_all, tokens_of, with_pool
 
 LAW = {"method": "weighted", "weights": [0.6, 0.4]}
+BOTH = build_blend(LAW, 2)
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 register_blend("nan-test", lambda logits: logits[0] * torch.nan)
@@ -105,7 +107,7 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
 def test_one_sentence(given: dict[str, Any], says: str) -> None:
     def build() -> None:
         config = EngineConfig.build(given)
-        build_proposer_policy(config.collaboration, len(config.models or ()), (0, 1))
+        build_proposer_policy(config.collaboration, len(config.models or ()), BOTH)
         build_components(config)
 
     with pytest.raises(CospecError) as raised:
@@ -307,9 +309,9 @@ def test_names_are_told_apart() -> None:
 
 
 def test_the_lengths_that_are_asked_for() -> None:
-    standard = build_proposer_policy(CollaborationConfig(proposal="standard"), 2, (0, 1))
+    standard = build_proposer_policy(CollaborationConfig(proposal="standard"), 2, BOTH)
     assert not standard.proposer_schedule.proposes
-    given = build_proposer_policy(CollaborationConfig(proposal="naive", gamma=[2, 5], proposer=1), 2, (0, 1))
+    given = build_proposer_policy(CollaborationConfig(proposal="naive", gamma=[2, 5], proposer=1), 2, BOTH)
     assert (given.proposer_schedule.gammas, given.proposer_schedule.order, given.proposer_schedule.alternate) == (
         (2, 5),
         (1, 0),
