@@ -60,17 +60,6 @@ class SetLinks(ProtocolMessage, frozen=True):
     links: LinkConfig
 
 
-class Join(ProtocolMessage, frozen=True):
-    """The first message of a connection to a stage.
-
-    Attributes:
-        results: whether the connection takes results from the last stage, instead of giving windows.
-    """
-
-    token: str
-    results: bool = False
-
-
 class Window(ProtocolMessage, frozen=True):
     """A packed batch on its way through the stages.
 

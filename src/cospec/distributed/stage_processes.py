@@ -11,14 +11,14 @@ from typing import Any
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import connect
-from cospec.distributed.messages import Address, Connect, Connected, Join, Listening, SetLinks, StageReply, WindowOutput
+from cospec.distributed.messages import Address, Connect, Connected, Listening, SetLinks, StageReply, WindowOutput
 from cospec.distributed.stage_worker import StagePlan, plan_of
 from cospec.errors import ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.codec import ProtocolError, encode_call
 from cospec.runtime.drafter_process_executor import Worker
-from cospec.runtime.messages import Failed, Start
+from cospec.runtime.messages import Failed, Hello, Start
 from cospec.runtime.transport import Channel, ChannelClosed, ChildProcess
 
 WORKER = "cospec.distributed.stage_worker"
@@ -124,7 +124,7 @@ class StageProcesses:
         for number, command in enumerate(_connections(plans, addresses, token)):
             self._channels[number].send(command)
         ranks = plans[0].options.shard.ranks
-        windows = connect(addresses[0], token, Join)
+        windows = connect(addresses[0], token, Hello)
         results = connect(addresses[len(plans) - ranks], token, WindowOutput, results=True)
         for number in range(len(plans)):
             self._answer(number, Connected)
