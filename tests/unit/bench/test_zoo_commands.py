@@ -46,6 +46,30 @@ def test_a_recording_is_simulated(tmp_path: Path) -> None:
     assert run["requests"] == 4 and run["mean_acceptance_length"] > 1
 
 
+def test_a_recorded_ensemble_is_simulated(tmp_path: Path) -> None:
+    prompts, file = tmp_path / "p.jsonl", tmp_path / "members.npz"
+    prompts.write_text(json.dumps({"prompt": "def add(a, b):", "category": "code"}) + "\n", encoding="utf-8")
+    given = {"method": "weighted", "weights": [0.6, 0.4]}
+    command(
+        "bench", "record", "--dataset-path", str(prompts), "--num-prompts", "1", "--output-len", "12", "--depth", "1",
+        "--model", "zoo:drafter", "--model", "zoo:code", "--ensemble", json.dumps(given), "--output", str(file),
+        "--threads", "1",
+    )  # fmt: skip
+    assert read_recording(file).names == ("zoo:drafter", "zoo:code")
+    members = [{"name": name} for name in read_recording(file).names]
+    scenario = {
+        "requests": 2, "recording": file.name, "domains": [{"name": "code"}],
+        "target": {"cost": {"fixed": 0.01}, "members": members, "ensemble": given},
+        "variants": [{"name": "own", "collaboration": {"gamma": [1, 2], "proposer": 1}}],
+    }  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(scenario), encoding="utf-8")
+    command("simulate", str(tmp_path / "s.yaml"), "--output", str(tmp_path / "s.json"))
+    (run,) = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["runs"]
+    assert run["requests"] == 2 and 0 < run["acceptance"] < 1
+    found = CliRunner().invoke(app, ["bench", "record", "--dataset-path", str(prompts), "--output", str(file)])
+    assert found.exit_code == 1 and "drafter is missing" in found.output
+
+
 def test_quality_is_printed_with_its_interval(tmp_path: Path) -> None:
     tasks = tmp_path / "gsm8k.jsonl"
     tasks.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n", encoding="utf-8")
