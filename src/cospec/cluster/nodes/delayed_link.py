@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -60,17 +61,25 @@ def _pass_frames(near: Any, outside: Any, config: LinkConfig) -> None:
         if wait < TICK:
             time.sleep(wait)
         for socket, _ in poller.poll(int(wait / TICK)):
-            frame = b"".join(socket.recv_multipart())
-            if frame == END:
-                ended = True
-            else:
-                held[outside if socket is near else near].put(frame)
+            for frame in _received(socket):
+                if frame == END:
+                    ended = True
+                else:
+                    held[outside if socket is near else near].put(frame)
         for socket, each in held.items():
             for frame in each.due():
                 with suppress(zmq.Again):  # the verifier is not there
                     socket.send(frame, zmq.NOBLOCK)
     for socket in held:
         socket.close(LINGER)
+
+
+def _received(socket: Any) -> Iterator[bytes]:
+    """Yield the frames that are there. A socket whose peer has gone can be readable without a frame."""
+    zmq = zeromq()
+    with suppress(zmq.Again):
+        while True:
+            yield b"".join(socket.recv_multipart(zmq.NOBLOCK))
 
 
 class _Held:
