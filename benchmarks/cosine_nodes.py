@@ -1,12 +1,12 @@
 """Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
 Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--requests 6 --name cosine_nodes_low`` for
-a low load. The target and the nodes compute, and then
-sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
-of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
-draft step. ``--link-delay`` and ``--link-jitter`` add milliseconds to each message between the verifier and the nodes, in
-each direction; ``--link-delay 0 5 20 --only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes three
-minutes. All variants write the same requests, and the outputs must be equal.
+a low load. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
+passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
+token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
+milliseconds to each message between the verifier and the nodes, in each direction; ``--link-delay 0 5 20 --only "CoSine,
+4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the same requests,
+and the outputs must be equal.
 """
 
 from __future__ import annotations
@@ -198,8 +198,10 @@ def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(delay: float, jitter: float) -> str:
-    """The end of a row's name."""
-    return "" if not delay and not jitter else f", links of {delay:g} ms" + (f" and up to {jitter:g} ms" if jitter else "")
+    """The end of the name of a row with delayed links."""
+    if not delay and not jitter:
+        return ""
+    return f", {delay:g} ms" if not jitter else f", {delay:g} to {delay + jitter:g} ms"
 
 
 def main() -> None:

@@ -70,7 +70,9 @@ def test_a_recorded_ensemble_is_simulated(tmp_path: Path) -> None:
     (run,) = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["runs"]
     with LLM(models=names, ensemble=given, collaboration=own, threads=1) as llm:
         found = llm.generate(texts, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
-    accepted, rejected = (sum(each) for each in zip(*((o.stats.accepted, o.stats.rejections) for o in found), strict=True))
+    accepted, rejected = (
+        sum(each) for each in zip(*((o.stats.accepted, o.stats.rejections) for o in found), strict=True)
+    )
     assert accepted > 10 and rejected > 2
     assert run["acceptance"] == pytest.approx(accepted / (accepted + rejected), abs=0.03), "but for ties of float32"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -123,7 +122,10 @@ def test_silent_strangers_delay_no_neighbour() -> None:
 def test_waiting_for_neighbours_ends() -> None:
     """A stranger who is connected, and says nothing, does not count."""
     listener, address = listen("127.0.0.1")
-    with socket.create_connection((address.host, address.port)), pytest.raises(ChannelClosed, match="0 of 1 neighbours"):
+    with (
+        socket.create_connection((address.host, address.port)),
+        pytest.raises(ChannelClosed, match="0 of 1 neighbours"),
+    ):
         accept(listener, "secret", Window, seconds=0.2)
     listener.close()
 
