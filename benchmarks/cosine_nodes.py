@@ -4,9 +4,9 @@ Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--
 a low load. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
 passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
 token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
-milliseconds to each message between the verifier and the nodes, in each direction; ``--link-delay 0 5 20 --only "CoSine,
-4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the same requests,
-and the outputs must be equal.
+milliseconds to each message between the verifier and the nodes, in each direction. ``--link-delay 0 5 20
+--only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the
+same requests, and the outputs must be equal.
 """
 
 from __future__ import annotations
@@ -227,12 +227,13 @@ def main() -> None:
     set_threads(1)
     rows = dict[str, dict[str, Any]]()
     for delay in options.link_delay:
-        address, link = free_address(), {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
+        address = free_address()
         with nodes(address, list(MODELS), options, delay):
             for name in options.only:
                 count, pool = VARIANTS[name]
                 row = run_variant(count, speculative_config(count, pool, address, options.length), options)
-                rows[name + named(delay, options.link_jitter)] = {**link, **row}
+                row |= {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
+                rows[name + named(delay, options.link_jitter)] = row
     wanted = [row.pop("outputs") for row in rows.values()]
     same = all(outputs == wanted[0] for outputs in wanted)
     Console().print(table(rows))

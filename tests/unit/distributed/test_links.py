@@ -115,7 +115,9 @@ def test_silent_strangers_delay_no_neighbour() -> None:
         stranger.settimeout(5.0)
         with suppress(ConnectionResetError):  # the system's answer to bytes that were not read
             assert stranger.recv(1) == b"", "a connection without the token is closed"
-    for channel in (*strangers, *neighbours, *(channel for channel, _ in found), listener):
+    for stream in (*strangers, listener):
+        stream.close()
+    for channel in (*neighbours, *(channel for channel, _ in found)):
         channel.close()
 
 
