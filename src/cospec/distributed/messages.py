@@ -29,9 +29,14 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Listening(ProtocolMessage, frozen=True):
-    """A stage has loaded its part of the model, and listens."""
+    """A process has loaded its part of the model, and listens.
+
+    Attributes:
+        store: where the shards of the stage can meet, from the first of several shards.
+    """
 
     address: Address
+    store: Address | None = None
 
 
 class Connect(ProtocolMessage, frozen=True):

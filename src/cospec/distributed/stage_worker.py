@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.links import Link, accept, connect, listen
+from cospec.distributed.links import Link, accept, connect, free_port, listen
 from cospec.distributed.messages import (
     Connect,
     Connected,
@@ -110,14 +110,15 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
         return
     freeze_gc()
     listener, address = listen(plan.host)
-    control.send(Listening(address))
+    shard = plan.options.shard
+    control.send(Listening(address, free_port(plan.host) if shard.ranks > 1 and not shard.rank else None))
     command = control.receive()
     if not isinstance(command, Connect):
         raise ProtocolError("A stage gets another command before it knows its neighbours.")
     try:
         neighbours = _connect(plan, listener, command, stage)
     except ChannelClosed as error:
-        control.send(Failed(f"Stage {plan.options.shard.stage} of the target is not connected. {error}"))
+        control.send(Failed(f"Stage {shard.stage} of the target is not connected. {error}"))
         return
     control.send(Connected())
     threading.Thread(target=_watch, args=(control, neighbours, os.getppid()), daemon=True).start()
