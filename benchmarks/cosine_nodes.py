@@ -1,10 +1,12 @@
 """Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
 Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--requests 6 --name cosine_nodes_low`` for
-a low load. The target and the nodes compute, and then
-sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
-of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
-draft step. All variants write the same requests, and the outputs must be equal.
+a low load. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
+passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
+token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
+milliseconds to each message between the verifier and the nodes, in each direction. ``--link-delay 0 5 20
+--only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the
+same requests, and the outputs must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from cospec import LLM, SamplingParams
 from cospec.assembly.drafters import set_threads
 from cospec.assembly.nodes import build_offers
 from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
-from cospec.config import EngineConfig
+from cospec.config import EngineConfig, LinkConfig
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
@@ -114,18 +116,20 @@ class Slow(Drafter):
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def run_slow_node(address: str, name: str, seconds: float) -> None:
+def run_slow_node(address: str, name: str, seconds: float, link: LinkConfig) -> None:
     """Serve one drafter in this process."""
     drafter = {"name": name, "method": "draft_model", "model": MODELS[name]}
     (offer,) = build_offers(EngineConfig.build({"model": "zoo", "threads": 1}), [drafter])
     slow = OfferedDrafter(offer.name, offer.method, Slow(offer.drafter, seconds), offer.vocab_size)
-    run_node(NodeOptions(address, name), [slow], lambda sentence: None)
+    run_node(NodeOptions(address, name, link=link), [slow], lambda sentence: None)
 
 
 @contextmanager
-def nodes(address: str, names: Sequence[str], token_ms: float) -> Iterator[None]:
-    """Slow nodes in processes of their own."""
-    command = [sys.executable, "-m", "benchmarks.cosine_nodes", "--token-ms", str(token_ms), "--node", address]
+def nodes(address: str, names: Sequence[str], options: argparse.Namespace, delay: float) -> Iterator[None]:
+    """Slow nodes in processes of their own; ``delay`` in milliseconds."""
+    speeds = {"--token-ms": options.token_ms, "--link-delay": delay, "--link-jitter": options.link_jitter}
+    given = [str(part) for pair in speeds.items() for part in pair]
+    command = [sys.executable, "-m", "benchmarks.cosine_nodes", *given, "--node", address]
     running = [subprocess.Popen([*command, name]) for name in names]
     try:
         yield
@@ -193,6 +197,13 @@ def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(found["variants"]) if all(found[key] == value for key, value in settings.items()) else {}
 
 
+def named(delay: float, jitter: float) -> str:
+    """The end of the name of a row with delayed links."""
+    if not delay and not jitter:
+        return ""
+    return f", {delay:g} ms" if not jitter else f", {delay:g} to {delay + jitter:g} ms"
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,6 +211,8 @@ def main() -> None:
     parser.add_argument("--row-ms", type=float, default=0.25)
     parser.add_argument("--token-ms", type=float, default=8.0)
     parser.add_argument("--length", type=int, default=4)
+    parser.add_argument("--link-delay", type=float, nargs="+", default=[0.0], help="ms; rows for each")
+    parser.add_argument("--link-jitter", type=float, default=0.0, help="ms at most, added at random")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--name", default="cosine_nodes", help="of the file of results")
@@ -208,14 +221,19 @@ def main() -> None:
     options = parser.parse_args()
     if options.node:
         address, name = options.node
-        run_slow_node(address, name, options.token_ms / 1000)
+        link = LinkConfig(delay=options.link_delay[0] / 1000, jitter=options.link_jitter / 1000)
+        run_slow_node(address, name, options.token_ms / 1000, link)
         return
     set_threads(1)
-    address, rows = free_address(), dict[str, dict[str, Any]]()
-    with nodes(address, list(MODELS), options.token_ms):
-        for name in options.only:
-            count, pool = VARIANTS[name]
-            rows[name] = run_variant(count, speculative_config(count, pool, address, options.length), options)
+    rows = dict[str, dict[str, Any]]()
+    for delay in options.link_delay:
+        address = free_address()
+        with nodes(address, list(MODELS), options, delay):
+            for name in options.only:
+                count, pool = VARIANTS[name]
+                row = run_variant(count, speculative_config(count, pool, address, options.length), options)
+                row |= {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
+                rows[name + named(delay, options.link_jitter)] = row
     wanted = [row.pop("outputs") for row in rows.values()]
     same = all(outputs == wanted[0] for outputs in wanted)
     Console().print(table(rows))

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from benchmarks.common import write
 from benchmarks.netns import address, device, inside
 from cospec.distributed.links import accept, connect
-from cospec.distributed.messages import Address, Join, Window
+from cospec.distributed.messages import Address, Window
 from cospec.models.stage import StageBatch
 
 PORT, TURNS, HIDDEN = 29611, 20, 2048
@@ -48,9 +48,9 @@ def by_message(first: bool, host: str) -> Callable[[int], None]:
     """Return a function that sends a window and waits for the window's return."""
     if first:
         time.sleep(1.0)
-        channel = connect(Address(host, PORT), "benchmark", Join | Window)
+        channel = connect(Address(host, PORT), "benchmark", Window)
     else:
-        channel, _ = accept(socket.create_server((host, PORT)), "benchmark", Window)
+        ((channel, _),) = accept(socket.create_server((host, PORT)), "benchmark", Window)
 
     def turn(rows: int) -> None:
         if first:

@@ -132,7 +132,7 @@ class CollaborationConfig(Options):
 
 
 class LinkConfig(Options):
-    """Delays that are added to each link between the stages of a target, for tests and measurements.
+    """Delays that are added to links between the stages of a target, or to a node, for tests and measurements.
 
     Attributes:
         delay: seconds in one direction.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -81,6 +82,14 @@ def wait_for(what: Callable[[], Any], seconds: float = 60) -> None:
     assert what()
 
 
+def status(cluster: ClusterProcess) -> dict[str, Any]:
+    """What ``cospec cluster status`` prints."""
+    command = [sys.executable, "-m", "cospec", "cluster", "status", "--name", cluster.name]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    return dict(json.loads(found.stdout))
+
+
 def complete(cluster: ClusterProcess, ask: Ask) -> tuple[list[int], str]:
     body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling}
     answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
@@ -104,6 +113,7 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
             assert len(cluster.replicas()) == 1
             with machine(cluster) as second:
                 wait_for(lambda: replicas(second.pid))
+                assert [each["alive"] for each in status(cluster)["machines"]] == [True, True]
                 wait_for(lambda: engine_seconds(second.pid) > 0)
                 before = engine_seconds(second.pid)
                 wait_for(lambda: engine_seconds(second.pid) > before + 0.5)

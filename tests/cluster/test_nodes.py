@@ -17,6 +17,7 @@ from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys
 from cospec.cluster.nodes.request_copies import node_seed
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, Refused, ToNode, Welcome
+from cospec.config import LinkConfig
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request
@@ -67,8 +68,8 @@ def start() -> Iterator[Callable[..., NodeProcess]]:
     """Starts nodes, and ends them after the test."""
     made: list[NodeProcess] = []
 
-    def start_one(hub: NodeHub, *names: str, keys: Path | None = None) -> NodeProcess:
-        made.append(NodeProcess(hub.address, [(name, toy(name)) for name in names], keys))
+    def start_one(hub: NodeHub, *names: str, keys: Path | None = None, link: LinkConfig = LinkConfig()) -> NodeProcess:
+        made.append(NodeProcess(hub.address, [(name, toy(name)) for name in names], keys, link=link))
         return made[-1]
 
     yield start_one
@@ -172,6 +173,19 @@ def test_one_drafter_on_two_nodes(mode: str, hub: NodeHub, start: Start) -> None
     writes_the_same(under(engine, mode, "process"), "a")
     assert sum(engine.metrics().accepted_tokens.values()) > 100
     assert all(row["drafts"] > 0 for row in hub.status()), "both nodes draft"
+    drafter.close()
+
+
+def test_a_node_over_a_slow_link_drafts_later(hub: NodeHub, start: Start) -> None:
+    drafter, engine = alone(hub)
+    node = start(hub, "itself", link=LinkConfig(delay=0.01, jitter=0.005))
+    until(lambda: rows(hub, "ready") == 1, "a node")
+    writes_the_same(engine, "a")
+    assert sum(engine.metrics().accepted_tokens.values()) > 100
+    assert hub.status()[0]["latency_seconds"] > 0.02, "a delay in each direction"
+    node.send(signal.SIGTERM)
+    assert node.wait() == 0
+    until(lambda: not hub.status(), "a node that leaves")
     drafter.close()
 
 

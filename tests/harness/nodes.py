@@ -18,6 +18,7 @@ from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.wire import FrameCodec, NodeHello, ToNode
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
+from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
 from cospec.runtime.drafter_executor import DrafterRecipe
 from cospec.runtime.drafter_process_executor import Build
@@ -115,9 +116,14 @@ class NodeProcess:
     """A node in a process of its own, forked from this process, which has loaded all modules."""
 
     def __init__(
-        self, address: str, offers: Sequence[tuple[str, Build]], keys: Path | None = None, vocab_size: int = VOCAB
+        self,
+        address: str,
+        offers: Sequence[tuple[str, Build]],
+        keys: Path | None = None,
+        vocab_size: int = VOCAB,
+        link: LinkConfig = LinkConfig(),
     ) -> None:
-        arguments = (address, offers, keys, vocab_size)
+        arguments = (NodeOptions(address, "process", keys, link=link), offers, vocab_size)
         self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
 
@@ -137,12 +143,12 @@ class NodeProcess:
         return self._process.exitcode
 
 
-def _serve(address: str, offers: Sequence[tuple[str, Build]], keys: Path | None, vocab_size: int) -> None:
+def _serve(options: NodeOptions, offers: Sequence[tuple[str, Build]], vocab_size: int) -> None:
     import torch
 
     torch.set_num_threads(1)
     made = [OfferedDrafter(name, "draft_model", build(), vocab_size) for name, build in offers]
-    node = DrafterNode(NodeOptions(address, f"process-{os.getpid()}", keys), made)
+    node = DrafterNode(replace(options, node=f"process-{os.getpid()}"), made)
     signal.signal(signal.SIGTERM, lambda *_: node.stop())
     node.serve()
     node.close()

@@ -1,4 +1,4 @@
-"""Record what drafters propose along greedy outputs of a target, for ``cospec simulate``."""
+"""Record what drafters, or models of an ensemble, propose along greedy outputs, for ``cospec simulate``."""
 
 from __future__ import annotations
 

@@ -82,10 +82,10 @@ class EngineFlags:
     native: options.Native = None
     max_model_len: options.MaxModelLen = None
 
-    def given(self, model: str) -> dict[str, Any]:
-        """Return the given options under the field names of the engine's configuration."""
-        return present(
-            model=model,
+    def given(self, *models: str) -> dict[str, Any]:
+        """Return the given options under the field names of the engine's configuration; several models are an
+        ensemble."""
+        return options.chosen_models(list(models)) | present(
             dtype=self.dtype,
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -1,4 +1,4 @@
-"""``cospec bench record``: writes the drafts of recorded outputs for ``cospec simulate``."""
+"""``cospec bench record``: writes the proposals along recorded outputs for ``cospec simulate``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
 from cospec.cli import options
 from cospec.cli.bench_options import grouped
+from cospec.cli.options import present
 from cospec.cli.output_paths import check_file, writing
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, words
 
 Recorded = Annotated[
     list[str],
@@ -25,22 +26,31 @@ def record(
     prompts: bench.PromptFlags,
     engine: bench.EngineFlags,
     to: Annotated[Path, typer.Option("--output", metavar="FILE.npz", help="File for the recording.")],
-    drafter: Recorded,
-    model: options.Model = "zoo",
+    drafter: Recorded = [],  # noqa: B006
+    model: options.Models = None,
+    ensemble: options.OutputDistribution = None,
     num_prompts: bench.NumPrompts = 48,
     output_len: bench.OutputLen = 64,
     depth: Annotated[int, typer.Option(min=1, max=32, help="Tokens of each recorded draft.")] = 8,
 ) -> None:
-    """Record what drafters propose at every token of greedy outputs; a scenario's key recording names the file."""
+    """Record what drafters, or the models of an ensemble, propose at every token of greedy outputs.
+
+    A scenario's key recording names the file.
+    """
     from cospec.assembly.drafters import set_threads
     from cospec.bench.record import record as recording
+    from cospec.ensemble.ensemble import distinct
     from cospec.llm import LLM
     from cospec.models.loading import load_model
     from cospec.sampling_params import SamplingParams
 
     check_file(to, "output", ".npz")
-    models = dict(map(_drafter, drafter))
-    texts, common = prompts.take(num_prompts), engine.given(model)
+    targets = model or ["zoo"]
+    members = dict(zip(distinct(targets), targets, strict=True)) if len(targets) > 1 else {}
+    models = members | dict(map(_drafter, drafter))
+    if not models:
+        raise InvalidInput("drafter", words("missing"), "NAME=MODEL, or several models that form an ensemble")
+    texts, common = prompts.take(num_prompts), engine.given(*targets) | present(ensemble=ensemble)
     set_threads(engine.threads)
     with LLM(speculative_config={"method": "off"}, **common) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
@@ -58,7 +68,7 @@ def record(
         made = recording(loaded, written, vocab_size, depth, bar.advance)
     with writing(to, "output"):
         made.save(to)
-    typer.echo(f"{made.tokens.shape[1]} positions of {len(written)} requests, {len(loaded)} drafters: {to}")
+    typer.echo(f"{made.tokens.shape[1]} positions of {len(written)} requests, {len(loaded)} models: {to}")
 
 
 def _drafter(text: str) -> tuple[str, str]:

@@ -5,7 +5,11 @@ A stage that sends does not wait for the link: a thread holds each message until
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import random
+import select
 import socket
 import threading
 import time
@@ -13,10 +17,13 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from cospec.config import LinkConfig
-from cospec.distributed.messages import Address, Join
+from cospec.distributed.messages import Address
 from cospec.runtime.transport import Channel, ChannelClosed
 
 RETRANSMISSION = 0.2  # seconds, the least time after which TCP sends lost bytes again
+JOIN_SECONDS = 60.0  # for the neighbours of a stage, which all processes learn at the same time
+MOST_STRANGERS = 64  # connections at a time that have not sent the token yet
+GREETING_BYTES = 33  # a digest of the token, and what the connection is for
 
 
 class Sized(Protocol):
@@ -99,39 +106,96 @@ def listen(host: str) -> tuple[socket.socket, Address]:
     return listener, Address(host, listener.getsockname()[1])
 
 
+def free_port(host: str) -> Address:
+    """Find a port of an address of this machine that no process uses now."""
+    with socket.create_server((host, 0)) as probe:
+        return Address(host, probe.getsockname()[1])
+
+
 def connect(address: Address, token: str, accepts: Any, results: bool = False) -> Channel:
     """Connect to a stage.
+
+    Args:
+        accepts: type of the messages that the stage sends.
+        results: the connection takes results from the last stage, instead of giving windows.
 
     Raises:
         ChannelClosed: nothing listens there.
     """
     try:
         stream = socket.create_connection((address.host, address.port), timeout=10.0)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.sendall(_greeting(token, results))
     except OSError as error:
         raise ChannelClosed(f"Nothing listens at {address.host}:{address.port}.") from error
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    channel = Channel(stream, accepts)
-    channel.send(Join(token, results))
-    return channel
+    return Channel(stream, accepts)
 
 
-def accept(listener: socket.socket, token: str, accepts: Any) -> tuple[Channel, bool]:
-    """Wait for a connection that knows the token; others are closed. Returns ``Join.results`` too."""
-    while True:
+def accept(
+    listener: socket.socket, token: str, accepts: Any, count: int = 1, seconds: float = JOIN_SECONDS
+) -> list[tuple[Channel, bool]]:
+    """Wait for ``count`` connections that know the token, and return them with ``results``, see ``connect``.
+
+    All connections are read at the same time. A stranger therefore delays no stage, and sends no byte to a decoder.
+
+    Args:
+        accepts: type of the messages that the peers send.
+
+    Raises:
+        ChannelClosed: fewer connections have come within ``seconds``.
+    """
+    found, strangers, end = list[tuple[Channel, bool]](), dict[socket.socket, bytes](), time.monotonic() + seconds
+    listener.setblocking(False)
+    try:
+        while len(found) < count:
+            left = end - time.monotonic()
+            ready, _, _ = select.select([listener, *strangers], [], [], max(0.0, left))
+            if left <= 0:
+                raise ChannelClosed(f"{len(found)} of {count} neighbours have connected within {seconds:g} s.")
+            for stream in ready:
+                if stream is listener:
+                    _open(listener, strangers)
+                elif stream in strangers and _read(stream, strangers):
+                    given = strangers.pop(stream)
+                    for results in (False, True):
+                        if hmac.compare_digest(given, _greeting(token, results)):
+                            found.append((Channel(stream, accepts), results))
+                            break
+                    else:
+                        stream.close()
+    finally:
+        for stream in strangers:
+            stream.close()
+    return found
+
+
+def _greeting(token: str, results: bool) -> bytes:
+    """Return the first bytes of a connection, whose number does not depend on the token."""
+    return hashlib.sha256(token.encode()).digest() + bytes([results])
+
+
+def _open(listener: socket.socket, strangers: dict[socket.socket, bytes]) -> None:
+    """Accept one connection; the oldest of too many connections is closed."""
+    with contextlib.suppress(OSError):  # the peer is gone again
         stream, _ = listener.accept()
+        stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = Channel(stream, accepts | Join)
-        try:
-            message = channel.receive(5.0)
-        except Exception:  # a stranger may send anything, or nothing
-            message = None
-        if isinstance(message, Join) and secrets_equal(message.token, token):
-            return channel, message.results
-        channel.close()
+        strangers[stream] = b""
+    if len(strangers) > MOST_STRANGERS:
+        oldest = next(iter(strangers))
+        del strangers[oldest]
+        oldest.close()
 
 
-def secrets_equal(given: str, token: str) -> bool:
-    """Compare secrets in a time that does not depend on their contents."""
-    import hmac
-
-    return hmac.compare_digest(given.encode(), token.encode())
+def _read(stream: socket.socket, strangers: dict[socket.socket, bytes]) -> bool:
+    """Read from a connection; returns whether the greeting is complete."""
+    try:
+        received = stream.recv(GREETING_BYTES - len(strangers[stream]))
+    except OSError:
+        received = b""
+    if not received:
+        del strangers[stream]
+        stream.close()
+        return False
+    strangers[stream] += received
+    return len(strangers[stream]) == GREETING_BYTES

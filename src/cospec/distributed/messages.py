@@ -29,9 +29,14 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Listening(ProtocolMessage, frozen=True):
-    """A stage has loaded its part of the model, and listens."""
+    """A process has loaded its part of the model, and listens.
+
+    Attributes:
+        store: where the shards of the stage can meet, from the first of several shards.
+    """
 
     address: Address
+    store: Address | None = None
 
 
 class Connect(ProtocolMessage, frozen=True):
@@ -58,17 +63,6 @@ class SetLinks(ProtocolMessage, frozen=True):
     """Changes the delays that are added to a stage's links, while no window is in flight."""
 
     links: LinkConfig
-
-
-class Join(ProtocolMessage, frozen=True):
-    """The first message of a connection to a stage.
-
-    Attributes:
-        results: whether the connection takes results from the last stage, instead of giving windows.
-    """
-
-    token: str
-    results: bool = False
 
 
 class Window(ProtocolMessage, frozen=True):

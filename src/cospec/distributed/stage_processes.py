@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import connect
-from cospec.distributed.messages import Address, Connect, Connected, Join, Listening, SetLinks, StageReply, WindowOutput
+from cospec.distributed.messages import Connect, Connected, Listening, SetLinks, StageReply, WindowOutput
 from cospec.distributed.stage_worker import StagePlan, plan_of
 from cospec.errors import ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.codec import ProtocolError, encode_call
 from cospec.runtime.drafter_process_executor import Worker
-from cospec.runtime.messages import Failed, Start
+from cospec.runtime.messages import Failed, Hello, Start
 from cospec.runtime.transport import Channel, ChannelClosed, ChildProcess
 
 WORKER = "cospec.distributed.stage_worker"
@@ -120,11 +119,12 @@ class StageProcesses:
             self._workers.append(launch(name, plan.options.shard))
             self._channels.append(Channel(self._workers[-1].stream, StageReply))
             self._channels[-1].send(Start(arguments))
-        addresses = [self._answer(number, Listening).address for number in range(len(plans))]
-        for number, command in enumerate(_connections(plans, addresses, token)):
+        listening: list[Listening] = [self._answer(number, Listening) for number in range(len(plans))]
+        addresses = [each.address for each in listening]
+        for number, command in enumerate(_connections(plans, listening, token)):
             self._channels[number].send(command)
         ranks = plans[0].options.shard.ranks
-        windows = connect(addresses[0], token, Join)
+        windows = connect(addresses[0], token, Hello)
         results = connect(addresses[len(plans) - ranks], token, WindowOutput, results=True)
         for number in range(len(plans)):
             self._answer(number, Connected)
@@ -145,22 +145,13 @@ class StageProcesses:
         return message
 
 
-def _connections(plans: Sequence[StagePlan], addresses: Sequence[Address], token: str) -> list[Connect]:
+def _connections(plans: Sequence[StagePlan], listening: Sequence[Listening], token: str) -> list[Connect]:
     """Return each process's neighbours; the first shard of a stage sends to the others and to the next stage."""
-    found: list[Connect] = []
+    found, addresses = list[Connect](), [each.address for each in listening]
     for number, plan in enumerate(plans):
         shard = plan.options.shard
-        store = None
-        if shard.ranks > 1:
-            first = number - shard.rank
-            store = _free_port(addresses[first].host) if shard.rank == 0 else found[first].store
+        store = listening[number - shard.rank].store
         others = tuple(addresses[number + 1 : number + shard.ranks]) if shard.rank == 0 else ()
         following = None if shard.last or shard.rank else addresses[number + shard.ranks]
         found.append(Connect(token, following, others, store))
     return found
-
-
-def _free_port(host: str) -> Address:
-    """Find a port that no process uses now."""
-    with socket.create_server((host, 0)) as probe:
-        return Address(host, probe.getsockname()[1])

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.links import Link, accept, connect, listen
+from cospec.distributed.links import Link, accept, connect, free_port, listen
 from cospec.distributed.messages import (
     Connect,
     Connected,
-    Join,
     Listening,
     SetLinks,
     StageCommand,
@@ -38,7 +37,7 @@ from cospec.models.stage import StageForward
 from cospec.native import library
 from cospec.process_utils import freeze_gc
 from cospec.runtime.codec import ProtocolError, decode_call
-from cospec.runtime.messages import Failed, Start
+from cospec.runtime.messages import Failed, Hello, Start
 from cospec.runtime.transport import Channel, ChannelClosed, inherited
 
 LOOK_SECONDS = 1.0  # how often an idle process looks whether the engine's process is there
@@ -111,11 +110,16 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
         return
     freeze_gc()
     listener, address = listen(plan.host)
-    control.send(Listening(address))
+    shard = plan.options.shard
+    control.send(Listening(address, free_port(plan.host) if shard.ranks > 1 and not shard.rank else None))
     command = control.receive()
     if not isinstance(command, Connect):
         raise ProtocolError("A stage gets another command before it knows its neighbours.")
-    neighbours = _connect(plan, listener, command, stage)
+    try:
+        neighbours = _connect(plan, listener, command, stage)
+    except ChannelClosed as error:
+        control.send(Failed(f"Stage {shard.stage} of the target is not connected. {error}"))
+        return
     control.send(Connected())
     threading.Thread(target=_watch, args=(control, neighbours, os.getppid()), daemon=True).start()
     try:
@@ -131,19 +135,15 @@ def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: 
     """Connect to the next stage and to the other shards, and wait for the connections of the others."""
     shard, links = plan.options.shard, plan.links
     seed = links.seed * 1000 + shard.stage
-    following = None if command.next is None else connect(command.next, command.token, Join)
-    shards = tuple(connect(each, command.token, Join) for each in command.shards)
-    incoming, results = [], None
-    for _ in range(2 if shard.last and not shard.rank else 1):
-        channel, takes_results = accept(listener, command.token, Window)
-        if takes_results:
-            results = Link(channel, _result_link(links), seed)
-        else:
-            incoming.append(channel)
+    following = None if command.next is None else connect(command.next, command.token, Hello)
+    shards = tuple(connect(each, command.token, Hello) for each in command.shards)
+    joined = accept(listener, command.token, Window, 2 if shard.last and not shard.rank else 1)
     listener.close()
+    windows = next(channel for channel, takes_results in joined if not takes_results)
+    results = next((Link(channel, _result_link(links), seed) for channel, takes in joined if takes), None)
     if command.store is not None:
         stage.join(ShardGroup(shard, command.store))
-    return _Neighbours(incoming[0], None if following is None else Link(following, links, seed), results, shards)
+    return _Neighbours(windows, None if following is None else Link(following, links, seed), results, shards)
 
 
 class _Stage:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cospec.core.interfaces import Blend, ModeComponents, Model, MultiStepRunner
-from cospec.core.stats import ModelCall, StepTimes
+from cospec.core.stats import StepTimes
+from cospec.policies.latency.call_latency import ModelCall
 from cospec.core.types import DraftBudget, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder, ProposingEnsemble
 from cospec.ensemble.proposed_tokens import ProposalChains

@@ -131,8 +131,8 @@ class ModelConfig(Options):
 
     Attributes:
         cost: instead of the cost of ``TargetConfig``.
-        acceptance: α, the probability that the model's likeliest token is the ensemble's; None: as the drafter of this
-            name in the scenario's recording.
+        acceptance: α, the probability that the model's likeliest token is the ensemble's; None: as the model of this
+            name in the scenario's recording, position by position.
     """
 
     name: str

@@ -10,6 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 import cospec
+from cospec import LLM, SamplingParams
 from cospec.cli.main import app
 from cospec.simulation.recorded_drafts import read_recording
 
@@ -44,6 +45,43 @@ def test_a_recording_is_simulated(tmp_path: Path) -> None:
     command("simulate", str(tmp_path / "s.yaml"), "--output", str(tmp_path / "s.json"))
     (run,) = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["runs"]
     assert run["requests"] == 4 and run["mean_acceptance_length"] > 1
+
+
+def test_a_recorded_ensemble_is_simulated(tmp_path: Path) -> None:
+    """The simulated acceptance is that of the engine with the same proposals on the same prompts."""
+    prompts, file = tmp_path / "p.jsonl", tmp_path / "members.npz"
+    texts, names, given = ["It was a dark", "import os\n"], ["zoo:drafter", "zoo:code"], {"method": "weighted"}
+    rows = [json.dumps({"prompt": text, "category": "code"}) + "\n" for text in texts]
+    prompts.write_text("".join(rows), encoding="utf-8")
+    recording = "bench", "record", "--dataset-path", str(prompts), "--num-prompts", "2", "--output", str(file)
+    command(
+        *recording, "--output-len", "32", "--depth", "1", "--ensemble", json.dumps(given), "--threads", "1",
+        *(word for name in names for word in ("--model", name)),
+    )  # fmt: skip
+    assert read_recording(file).names == tuple(names)
+    own = {"proposal": "alternate", "gamma": [1, 3], "proposer": 1}
+    scenario = {
+        "requests": 2, "recording": file.name, "domains": [{"name": "code"}],
+        "target": {"cost": {"fixed": 0.01}, "members": [{"name": name} for name in names], "ensemble": given},
+        "arrivals": {"kind": "closed", "concurrency": [2]}, "variants": [{"name": "own", "collaboration": own}],
+    }  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(scenario), encoding="utf-8")
+    command("simulate", str(tmp_path / "s.yaml"), "--output", str(tmp_path / "s.json"))
+    (run,) = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["runs"]
+    with LLM(models=names, ensemble=given, collaboration=own, threads=1) as llm:
+        found = llm.generate(texts, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
+    accepted, rejected = (
+        sum(each) for each in zip(*((o.stats.accepted, o.stats.rejections) for o in found), strict=True)
+    )
+    assert accepted > 10 and rejected > 2
+    assert run["acceptance"] == pytest.approx(accepted / (accepted + rejected), abs=0.03), "but for ties of float32"
+
+
+def test_a_recording_needs_a_drafter(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "def"}) + "\n", encoding="utf-8")
+    given = "--dataset-path", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "r.npz")
+    found = CliRunner().invoke(app, ["bench", "record", *given])
+    assert found.exit_code == 1 and "drafter is missing" in found.output
 
 
 def test_quality_is_printed_with_its_interval(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,11 +13,12 @@ import torch
 
 from cospec.config import LinkConfig
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.distributed.links import RETRANSMISSION, Link, LinkClock, accept, connect, listen
-from cospec.distributed.messages import Join, Window, WindowOutput
+from cospec.distributed.links import MOST_STRANGERS, RETRANSMISSION, Link, LinkClock, accept, connect, listen
+from cospec.distributed.messages import Window, WindowOutput
 from cospec.distributed.shards import in_order
 from cospec.models.stage import StageBatch
 from cospec.runtime.codec import Codec
+from cospec.runtime.messages import Hello
 from cospec.runtime.transport import Channel, ChannelClosed
 
 TREE = SequenceSlice("b", 3, (5, 6, 7), (-1, 0), 1)
@@ -79,21 +82,54 @@ def test_a_window_arrives_as_sent() -> None:
 
 def test_a_stranger_cannot_join() -> None:
     listener, address = listen("127.0.0.1")
-    joined: list[Channel] = []
-    waiting = threading.Thread(target=lambda: joined.append(accept(listener, "secret", Window)[0]))
-    waiting.start()
-    strange = socket.create_connection((address.host, address.port))
-    strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    wrong = connect(address, "guess", Join)
-    right = connect(address, "secret", Join)
-    waiting.join()
+    with ThreadPoolExecutor(1) as waiting:
+        joined = waiting.submit(accept, listener, "secret", Window)
+        strange = socket.create_connection((address.host, address.port))
+        strange.sendall(b"GET / HTTP/1.1\r\nHost: of some length\r\n\r\n")
+        wrong = connect(address, "guess", Hello)
+        right = connect(address, "secret", Hello)
+        ((channel, results),) = joined.result(10)
+    assert not results
     with pytest.raises(ChannelClosed):
-        while wrong.receive(5.0) is not None:
-            pass
+        wrong.receive(5.0)
     right.send(Window.of(0, StageBatch.of(BATCH, PAGES.__getitem__), (np.zeros(0, np.int64), np.zeros(0, np.int64))))
-    assert joined[0].receive(5.0).number == 0
-    for each in (right, wrong, strange, listener, joined[0]):
+    assert channel.receive(5.0).number == 0
+    for each in (right, wrong, strange, listener, channel):
         each.close()
+
+
+def test_silent_strangers_delay_no_neighbour() -> None:
+    """More strangers than may wait at a time connect first, and half of them begin a greeting."""
+    listener, address = listen("127.0.0.1")
+    with ThreadPoolExecutor(1) as waiting:
+        joined = waiting.submit(accept, listener, "secret", Window, 2)
+        strangers = [socket.create_connection((address.host, address.port)) for _ in range(MOST_STRANGERS + 8)]
+        for each in strangers[::2]:
+            each.sendall(b"x")
+        started = time.monotonic()
+        neighbours = [connect(address, "secret", Hello, results) for results in (True, False)]
+        found = joined.result(10)
+    assert time.monotonic() - started < 2.0
+    assert [results for _, results in found] == [True, False]
+    for stranger in strangers:
+        stranger.settimeout(5.0)
+        with suppress(ConnectionResetError):  # the system's answer to bytes that were not read
+            assert stranger.recv(1) == b"", "a connection without the token is closed"
+    for stream in (*strangers, listener):
+        stream.close()
+    for channel in (*neighbours, *(channel for channel, _ in found)):
+        channel.close()
+
+
+def test_waiting_for_neighbours_ends() -> None:
+    """A stranger who is connected, and says nothing, does not count."""
+    listener, address = listen("127.0.0.1")
+    with (
+        socket.create_connection((address.host, address.port)),
+        pytest.raises(ChannelClosed, match="0 of 1 neighbours"),
+    ):
+        accept(listener, "secret", Window, seconds=0.2)
+    listener.close()
 
 
 def test_a_delayed_link_delivers_in_order() -> None:

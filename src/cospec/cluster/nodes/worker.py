@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cospec.cluster.nodes.delayed_link import LINGER, DelayedLink
 from cospec.cluster.nodes.hub_options import check_address, zeromq
 from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
+from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
 
@@ -36,12 +38,14 @@ class NodeOptions:
         node: the node's own name.
         keys: the folder with the node's keys; None: no encryption, allowed within one machine only.
         cost_per_hour: what the node costs.
+        link: delays that are added in each direction, for tests and measurements.
     """
 
     address: str
     node: str
     keys: Path | None = None
     cost_per_hour: float = 0.0
+    link: LinkConfig = LinkConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class DrafterNode:
         self._context, self._poller = zmq.Context(), zmq.Poller()
         self._services: dict[Any, NodeService] = {}
         self._spoken: dict[Any, float] = {}
+        self._links: list[DelayedLink] = []
         self._stopped = False
         try:
             for offer in offers:
@@ -96,28 +101,37 @@ class DrafterNode:
         """Tell the verifier, and close all connections."""
         for socket, service in self._services.items():
             self._send(socket, service.encode(NodeLeave()))
-            socket.close(200)
+        for link in self._links:
+            link.end()
+        for socket in self._services:
+            socket.close(LINGER)
         self._services.clear()
+        self._links.clear()
         self._context.term()
 
     def _connect(self, options: NodeOptions, offer: OfferedDrafter) -> None:
         zmq = zeromq()
-        socket = self._context.socket(zmq.DEALER)
         drafter, cost = offer.drafter, options.cost_per_hour
         abilities = drafter.scores_known_tokens, drafter.is_stepwise
         hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, cost, *abilities)
-        service = NodeService(drafter, hello, time.monotonic)
-        self._services[socket], self._spoken[socket] = service, 0.0
+        socket = self._context.socket(zmq.DEALER)
         socket.linger, socket.maxmsgsize, socket.immediate = 0, MAX_BYTES, True
         socket.sndhwm, socket.rcvhwm = 64, 256
         socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
-        if options.keys is not None:
-            secure_node(socket, options.keys)
         try:
+            if options.keys is not None:
+                secure_node(socket, options.keys)
             socket.connect(options.address)
-        except zmq.ZMQError as error:
+        except BaseException as error:
+            socket.close()
+            if not isinstance(error, zmq.ZMQError):
+                raise
             raise InvalidInput("address", words(f"{options.address} ({error})"), "tcp://HOST:PORT") from None
+        if options.link != LinkConfig():
+            self._links.append(DelayedLink(self._context, socket, options.link))
+            socket = self._links[-1].inside
+        self._services[socket], self._spoken[socket] = NodeService(drafter, hello, time.monotonic), 0.0
         self._poller.register(socket, zmq.POLLIN)
 
     def _speak(self, socket: Any, service: NodeService) -> None:
