@@ -92,12 +92,13 @@ def overhead(found: Found) -> Iterator[str]:
 def collaborative(found: Found) -> Iterator[str]:
     """Speeds over standard collaborative decoding on all domains; then predicted and measured speeds."""
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
-    methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
+    methods = list(dict.fromkeys(name for _, row in rows for name in row["over_standard"] if name != "standard"))
     whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
     yield from _head("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
     for name, row in rows:
         if row["domain"] == "all":
-            ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row["over_standard"][method]) for method in methods]
+            speeds = [row["over_standard"].get(method) for method in methods]
+            ratios = ["" if speed is None else "{:.2f} ({:.2f} to {:.2f})".format(*speed) for speed in speeds]
             ratios += ["{:.2f}".format(row["with_prompts"]["alternate"][0]) for _ in whole]
             yield _row(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
     yield "\nOne request at a time, predicted and measured:\n"
