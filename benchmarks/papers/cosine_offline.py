@@ -65,7 +65,7 @@ def prices(results: Results) -> Section:
     rows: list[Row] = [
         results.row(
             f"Table 3: price of a million tokens, batch {batch:g}",
-            "a picture of a table",
+            "without numbers, a picture",
             OFFLINE,
             lambda found, batch=batch: ", ".join(
                 f"{name} {Runs(found).price(name, batch):.2f}" for name in Runs(found).variants
@@ -86,7 +86,7 @@ def prices(results: Results) -> Section:
             "up to 23.2% less (abstract)",
             OFFLINE,
             lambda found: latencies(Runs(found)),
-            "CoSine's machines cost 6.60 an hour, those of one drafter 6.15",
+            "not normalised: four drafters and the target cost 6.60 an hour, one drafter and the target 6.15",
         ),
     ]
     return Section(
