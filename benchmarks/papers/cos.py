@@ -47,9 +47,9 @@ SETTINGS = (
             "alternate": "1.34 to 1.62×",
             "outside": "",
         },
-        "Ours are two models of 22 M parameters, each with weight 0.5. *Parallel* asks both models at once. In *plain*, the "
-        "paper's SD, the last member drafts. In *outside* a small drafter that is no member drafts. *Naive* has one "
-        "proposer, *alternate* is CoS. Intervals are over prompts.",
+        "Ours are two models of 22 M parameters, each with weight 0.5. *Parallel* asks both models at once. In "
+        "*plain*, the paper's SD, the last member drafts. In *outside* a small drafter that is no member drafts. "
+        "*Naive* has one proposer, *alternate* is CoS. Intervals are over prompts.",
     ),
     Setting(
         "weighted-three",
@@ -214,7 +214,7 @@ def predictions(results: Results) -> Section:
             f"{kind}, {setting.name}, T = {temperature:g}",
             "",
             COLLABORATIVE,
-            lambda found, s=setting, w=(kind, theorem, temperature): read(found, s).theory(*w, s.models),
+            lambda found, s=setting, k=kind, w=theorem, t=temperature: read(found, s).theory(k, w, t, s.models),
         )
         for setting in SETTINGS
         for kind, theorem in (("naive", "theorem 3.1"), ("alternate", "theorem 3.6"))
@@ -292,9 +292,9 @@ def qualities(results: Results) -> Section:
     return Section(
         "Figure 8: quality beside speed",
         tuple(rows),
-        "Nats per token of held-out reference answers; lower is better. λ is the weight of the second model, μ the share "
-        "that contrastive decoding subtracts. The speeds at λ from 0.1 to 0.9 and μ from 0.1 to 0.5 stand above, for a "
-        "small second model. The paper shows accuracy on four tasks, and only for λ.",
+        "Nats per token of held-out reference answers; lower is better. λ is the weight of the second model, μ the "
+        "share that contrastive decoding subtracts. The speeds at λ from 0.1 to 0.9 and μ from 0.1 to 0.5 stand above, "
+        "for a small second model. The paper shows accuracy on four tasks, and only for λ.",
     )
 
 

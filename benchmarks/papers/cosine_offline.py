@@ -1,4 +1,4 @@
-"""CoSine's offline serving and prices, simulated: five systems at batches of 1 to 16, drafters on their own machines."""
+"""CoSine's offline serving and prices, simulated: five systems at batches of 1 to 16, with drafters on nodes."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def steps(results: Results) -> Section:
     """Figure 3."""
     rows = [
         results.computed(
-            f"Batch of {batch} requests, k = {length}",
+            f"{batch} request{'s' if batch > 1 else ''}, k = {length}",
             "tokens of a batch grow with k, steps fall",
             figures.batch_latency(batch, length),
         )
@@ -195,9 +195,9 @@ def model(results: Results) -> Section:
     return Section(
         "Figures 7 and 13: predicted against measured time",
         tuple(rows),
-        "The time model is fitted to forwards and drafts, and judged on others. The paper calibrates its simulator on "
-        "the run; so does `benchmarks.fidelity`, on the engine. The scenario `zoo` has other prompts, an assumed "
-        "acceptance and no HTTP server.",
+        "The time model is fitted to forwards and drafts, and judged on others. The paper profiles its server for "
+        "its simulator; `benchmarks.fidelity` does so with the engine. The scenario `zoo` has other prompts, an "
+        "assumed acceptance and no HTTP server.",
     )
 
 
@@ -279,8 +279,8 @@ def trees(results: Results) -> Section:
     return Section(
         "Figures 15 and 16: Medusa's trees by request rate",
         tuple(rows),
-        "The 7B target of figure 11 has three heads whose tokens are each right with probability α. *top-2* and *top-3* "
-        "are full trees. *Scored tokens per sequence* is the mean of the last token and the draft, in one step.",
+        "The 7B target of figure 11 has three heads whose tokens are each right with probability α. *top-2* and "
+        "*top-3* are full trees. *Scored tokens per sequence* is the mean of the last token and the draft, a step.",
     )
 
 

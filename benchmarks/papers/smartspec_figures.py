@@ -154,7 +154,8 @@ def batch_latency(batch: int, length: int) -> str:
     scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
     tokens = batch * (length + 1)
     seconds = scenario.target.cost.built(FOLDER).seconds(CONTEXT * batch, tokens, batch)
-    return f"{tokens} tokens, {128 / tree_tokens(ALPHA, (1,) * length):.0f} steps, {1e3 * seconds:.1f} ms a forward"
+    steps = 128 / tree_tokens(ALPHA, (1,) * length)
+    return f"{tokens} token{'s' if tokens > 1 else ''}, {steps:.0f} steps, {1e3 * seconds:.1f} ms a forward"
 
 
 def large_scenario() -> Scenario:
