@@ -124,9 +124,8 @@ REPORTS = {
         "Several models, one distribution",
         "Speed over `standard`, which asks every model for every token. `parallel` asks all models in "
         "threads. In `plain` the last member drafts, and in `outside` "
-        "a drafter that is no member; results without `outside` have this drafter in `plain`. In `naive` one "
-        "member proposes. `alternate` "
-        "is the default. *prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
+        "a drafter that is no member. In `naive` one member proposes. `alternate` is the default. "
+        "*prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
         "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
         "large and a small model.",
         (

@@ -92,7 +92,7 @@ def overhead(found: Found) -> Iterator[str]:
 def collaborative(found: Found) -> Iterator[str]:
     """Speeds over standard collaborative decoding on all domains; then predicted and measured speeds."""
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
-    methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
+    methods = list(dict.fromkeys(name for _, row in rows for name in row["over_standard"] if name != "standard"))
     whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
     yield from _head("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
     for name, row in rows:

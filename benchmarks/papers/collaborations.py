@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.ensembles import PLAIN, SETTINGS
 from benchmarks.papers.sources import Found, Source
 
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
@@ -20,12 +19,6 @@ class Collaborations:
 
     found: Found
     setting: str
-
-    @property
-    def other_plain(self) -> bool:
-        """Whether the file is from before ``outside``, when a drafter that is no member drafted in ``plain``."""
-        measured = self.found["settings"][self.setting][0]["over_standard"]
-        return "outside" not in measured and PLAIN["model"] not in SETTINGS[self.setting].models
 
     def rows(self, temperature: float, batch: int) -> list[Found]:
         """By domain.
@@ -43,26 +36,20 @@ class Collaborations:
         """Speed of a method on each domain.
 
         Raises:
-            KeyError: it was measured with another drafter than CoS's SD has, the smallest member.
+            KeyError: the setting has no such method.
         """
-        if self.other_plain:
-            if method == "plain":
-                raise KeyError(method)
-            method = "plain" if method == "outside" else method
         cells = [f"{row['domain']} {interval(row['over_standard'][method])}" for row in self.rows(temperature, batch)]
         return ", ".join(cells)
 
-    def theory(self, kind: str, theorem: str, temperature: float) -> tuple[str, str]:
-        """What the theorem predicts for each domain, and the exact process and the measurement beside it."""
-        rows = [row for row in self.rows(temperature, 1) if "theory" in row]
-        said = ", ".join(f"{row['domain']} {row['theory'][theorem]:.2f}×" for row in rows)
-        ours = ", ".join(
-            "{} {:.2f}× (process {:.2f}×)".format(
-                row["domain"], row["theory"][f"{kind} measured"], row["theory"][f"{kind} process"]
-            )
-            for row in rows
-        )
-        return said, ours
+    def theory(self, kind: str, theorem: str, temperature: float, models: int) -> str:
+        """The measured speed of each domain; the theorem of two models and the counted calls with measured α and c."""
+        cells = []
+        for row in (row for row in self.rows(temperature, 1) if "theory" in row):
+            said = row["theory"]
+            printed = f"theorem {said[theorem]:.2f}×, " if models == 2 else ""
+            process, measured = said[f"{kind} process"], said[f"{kind} measured"]
+            cells.append(f"{row['domain']} {measured:.2f}× ({printed}process {process:.2f}×)")
+        return ", ".join(cells)
 
     def calls(self, method: str, temperature: float) -> str:
         """Calls of all models for a committed token."""
@@ -75,13 +62,13 @@ class Collaborations:
         return ", ".join(f"{row['domain']} {row['tokens_per_second'][method]:.0f}" for row in rows)
 
     def sweep(self, value: str) -> str:
-        """Speed at each point.
+        """Speed at each point, and its interval.
 
         Raises:
             KeyError: it was not swept.
         """
         points = self.found["sweeps"][self.setting][value]
-        return ", ".join(f"{point}: {speed[0]:.2f}×" for point, speed in points.items())
+        return ", ".join(f"{point}: {interval(speed)}" for point, speed in points.items())
 
 
 def quality(found: Found, models: str, option: str, domain: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading ``cospec bench compare``: one drafter against no speculation, at a batch size and by domain."""
+"""Reading ``cospec bench compare`` by batch size and domain, and the bounds of adaptive verification."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def in_domain(found: Found, domain: str) -> str:
     length = runs[DRAFTED]["speculation"]["mean_acceptance_length"]
     ratio = runs[PLAIN]["mean_e2el_ms"] / runs[DRAFTED]["mean_e2el_ms"]
     return f"{ratio:.2f}× (acceptance length {length:.2f})"
+
+
+def fastest_relaxed(found: Found, speed: str = "speed") -> Found:
+    """The fastest of the bounds whose distribution differs from the target's; bound 0 is the reference.
+
+    Raises:
+        LookupError: no bound relaxes.
+    """
+    rows = [row for row in found["rows"] if row["max_divergence"] > 0 and row["divergence"] > 0]
+    if not rows:
+        raise LookupError("bounds")
+    return dict(max(rows, key=lambda row: float(row[speed]["ratio"])))

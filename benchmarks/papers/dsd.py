@@ -8,7 +8,7 @@ from functools import partial
 from benchmarks.papers import dsd_measured
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
-from benchmarks.papers.comparisons import COMPARED, in_domain
+from benchmarks.papers.comparisons import COMPARED, fastest_relaxed, in_domain
 from benchmarks.papers.dsd_law import BOUNDS, measure
 from benchmarks.papers.dsd_nodes import (
     KEPT,
@@ -62,9 +62,9 @@ def nodes(results: Results) -> Section:
         "Equations 3, 4 and 9: nodes and link latency",
         tuple(rows),
         f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a step, as in the paper's table 1. "
-        "The paper prints no figures of equation 9, which charges the target's time once per token of the window and "
-        "the draft nothing. The corrected one charges what one pass over a window takes, and the drafter's steps. "
-        "*Drawn* is a simulation of the corrected equation's assumptions, one stage per node: no evidence for these.",
+        "The paper prints no figures of equation 9. Equation 9 charges the target's time once per token of the window "
+        "and the draft nothing. The corrected one charges one pass over a window and the drafter's steps. *Drawn* is a "
+        "simulation of the corrected equation's assumptions, one stage per node, and no evidence for them.",
     )
 
 
@@ -82,23 +82,36 @@ def reduction(results: Results) -> Section:
     rows += [
         results.row(
             f"Length chosen by goodput with N = {count}, t₁ = 10 t₀",
-            "8 in all settings",
+            "8 in all settings (table 2)",
             SWEEP,
             lambda found, count=count: f"{at(found, Links(count, 10.0))['length']:.1f}",
         )
         for count in NODES
     ]
-    rows.append(
+    rows += [
+        results.row(
+            "Latency of a token with windows, 16 nodes over 2 nodes, t₁ = 3 t₀",
+            "grows less than the nodes",
+            SWEEP,
+            lambda found: f"{scaled(found):.1f}× for 8× the nodes (drawn)",
+        ),
+        results.computed(
+            "Messages saved over one token per traversal",
+            "",
+            f"{1 - 1 / KEPT:.0%}",
+            f"(k - 1) / k with k = {KEPT:.2f}",
+        ),
         not_run(
             "Communication saved over standard speculative decoding, 8 nodes",
             "about 37%",
             "The paper does not say what standard speculative decoding sends. A window per traversal sends as much.",
-        )
-    )
+        ),
+    ]
     return Section(
         "Equation 5: time saved, and the length that the links call for",
         tuple(rows),
-        "Both are over decoding one token per traversal, with t₁ = 3 t₀.",
+        "Time saved is over decoding one token per traversal. The chosen lengths are of the goodput policy. t₀ is the "
+        "time of the whole pipeline for a token.",
     )
 
 
@@ -107,6 +120,8 @@ def distribution(results: Results) -> Section:
     rows = []
     for bound in BOUNDS:
         for words, pick in FIGURES.items():
+            if bound == 0 and words.startswith(REFERENCE):
+                continue
             rows.append(
                 results.row(
                     f"Bound {bound:g}: {words}",
@@ -115,8 +130,12 @@ def distribution(results: Results) -> Section:
                     lambda found, bound=bound, pick=pick: pick(of_bound(found, bound)),
                 )
             )
-    rows.append(results.row("Gain in speed over exact verification, at most", "15 to 20% (section 4)", LAW, best_gain))
-    rows.append(results.row("Gain in speed over one target with a drafter, at most", "", LAW, best_gain_over_ordinary))
+    rows.append(
+        results.row(
+            "Largest speed over exact verification, of the bounds that relax", "15 to 20% (section 4)", LAW, best_gain
+        )
+    )
+    rows.append(results.row("Largest speed over one target with a drafter", "", LAW, best_gain_over_ordinary))
     return Section(
         "Adaptive verification: speed and quality against the bound",
         tuple(rows),
@@ -134,6 +153,7 @@ def _interval(row: Found, form: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
+REFERENCE = "speed over exact verification"  # bound 0 is this reference
 FIGURES: dict[str, Callable[[Found], str]] = {
     "bound of the fit": lambda row: f"{row['options']['max_divergence']:g}",
     "mean acceptance length": lambda row: f"{row['acceptance_length']:.2f}",
@@ -149,15 +169,18 @@ FIGURES: dict[str, Callable[[Found], str]] = {
 def speedups(results: Results) -> Section:
     """Table 2; on one machine, hence without links."""
     papers = {
-        "code": ("HumanEval, γ = 8", "2.56× over 4 to 8 nodes"),
-        "math": ("GSM8K, γ = 8", "2.52× over 4 to 8 nodes"),
-        "prose": ("CNN/DailyMail, γ = 8", "1.91× over 4 to 8 nodes"),
+        "code": ("HumanEval, γ = 8", "2.562×, length 3.855"),
+        "math": ("GSM8K, γ = 8", "2.517×, length 4.042"),
+        "prose": ("CNN/DailyMail, γ = 8", "1.905×, length 2.987"),
     }
     rows = [
         results.row(f"Speedup, {ours} ({theirs} in the paper)", paper, COMPARED[1], partial(in_domain, domain=ours))
         for ours, (theirs, paper) in papers.items()
     ]
-    text = "Ours on one machine, greedy, one request at a time, drafts of 4."
+    text = (
+        "The paper's figures are over 4 to 8 nodes with links of 100 Gbit/s, at temperature 1; those of HumanEval are "
+        "Qwen3-8B's of table 1. Ours are of one machine without links, greedy, one request at a time, drafts of 4."
+    )
     return Section("Table 2: speedup over plain decoding", tuple(rows), text)
 
 
@@ -181,6 +204,12 @@ def said_of(found: Found, links: Links) -> str:
     return f"{printed:.2f}× (equation 9), {corrected:.2f}× (corrected), {drawn:.2f}× (drawn)"
 
 
+def scaled(found: Found) -> float:
+    """How many times as long a token with windows takes over the most nodes as over the fewest."""
+    few, many = (at(found, Links(count, 3.0))["window"] for count in (NODES[0], NODES[-1]))
+    return float(few / many)
+
+
 def time_saved(found: Found, links: Links) -> str:
     """Share of the time per token that the window saves, by equation 5 and drawn."""
     row = at(found, links)
@@ -201,7 +230,7 @@ def of_bound(found: Found, bound: float) -> Found:
 
 def best_gain(found: Found, speed: str = "speed") -> str:
     """The bound with the largest gain in speed, and what the gain costs."""
-    best = max((of_bound(found, bound) for bound in BOUNDS), key=lambda row: float(row[speed]["ratio"]))
+    best = fastest_relaxed(found, speed)
     cost = f"loss {best['loss']['mean']:.4f} nats per token, divergence {best['divergence']:.4f}"
     return f"{_interval(best[speed], '{:.2f}×')} at bound {best['max_divergence']:g}, {cost}"
 

@@ -22,16 +22,19 @@ def section(results: Results) -> Section:
     for count, ratio in product(NODES, RATIOS):
         of = f"N = {count}, t₁ = {ratio:g} t₀ / N"
         rows.append(results.row(f"Time per token, {of}", "", PROCESSES, partial(times, count=count, ratio=ratio)))
-        paper = "1.91 to 2.56× over 4 to 8 nodes (table 2, links of 100 Gbit/s)" if count >= 4 and ratio >= 3 else ""
-        rows.append(results.row(f"Speedup, {of}", paper, PROCESSES, partial(speed, count=count, ratio=ratio)))
+        rows.append(results.row(f"Speedup, {of}", "", PROCESSES, partial(speed, count=count, ratio=ratio)))
     for count, (words, name) in product(NODES, TOGETHER.items()):
-        what = f"Throughput of {count} requests over {count} nodes, windows in flight, {words}"
+        what = f"Throughput of {count} requests over {count} nodes, t₁ = 10 t₀ / N, windows in flight, {words}"
         rows.append(results.row(what, "", PROCESSES, partial(gain, count=count, name=name)))
     return Section(
         "Equations 3, 4, 5 and 9: emulated over processes",
         tuple(rows),
         "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
-        "machines. The overhead of processes and messages is real; compute, links and acceptance are not.",
+        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. Tokens are "
+        "right with probability 0.764; 40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. A node takes as "
+        "long for a window as for one token, which equation 9 denies. t₀ is the time of the whole pipeline, so t₀ / N "
+        "is that of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and "
+        "prints no delays, so no row is of its kind.",
     )
 
 
@@ -41,9 +44,14 @@ def times(found: Found, count: int, ratio: float) -> str:
     plain, window = (row["measured"][name]["token"] for name in ("off", "fixed"))
     first, second = row["predicted"]["plain_eq3"], row["predicted"]["window_corrected"]
     return (
-        f"{plain * 1e3:.1f} ms plain ({plain / first - 1:+.0%} of equation 3), "
-        f"{window * 1e3:.1f} ms with windows ({window / second - 1:+.0%} of the corrected equation 4)"
+        f"{plain * 1e3:.1f} ms plain ({off_by(plain / first)} equation 3), "
+        f"{window * 1e3:.1f} ms with windows ({off_by(window / second)} the corrected equation 4)"
     )
+
+
+def off_by(ratio: float) -> str:
+    """A ratio to a prediction, in words."""
+    return f"{abs(ratio - 1):.0%} {'above' if ratio >= 1 else 'below'}"
 
 
 def speed(found: Found, count: int, ratio: float) -> str:

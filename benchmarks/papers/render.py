@@ -10,15 +10,22 @@ HEAD = """# Figures of the papers, and figures of cospec
 
 <!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers. Do not edit. -->
 
-Absolute speeds are not comparable. The papers ran models of 7 to 70 billion parameters on A100s; most figures here are
-of the small models of the package, on a processor. Compare which system wins, by which factor, and where the order
-changes. [papers.md](../../docs/papers.md) lists the mechanisms and their files.
+Absolute speeds are not comparable. The papers ran models of 1.5 to 70 billion parameters on GPUs and NPUs. Measured
+figures here are of the small models of the package, on a processor. Simulated figures mostly have assumed times of
+large models. Compare which system wins, by which factor, and where the order changes.
+[papers.md](../../docs/papers.md) lists the mechanisms and their files.
 
-The column *how* names the origin of a figure: **measured here**, **measured on a GPU**, **emulated** (real processes
-and messages, injected times and acceptances), **simulated** (the engine on a virtual clock, with drawn or recorded
-acceptances and computed times), **computed** (from an equation, by the code of the policies or by a simulation of
-nothing else), or **not run**, with the reason. The number in brackets leads to the command, the machine and the date
-below the table. A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
+The column *how* names the origin of a figure:
+
+* **measured here**, or **measured on a GPU**;
+* **emulated**: processes and messages are real, times are injected, and for DSD acceptances too;
+* **simulated**: the engine runs on a virtual clock, with drawn or recorded acceptances and computed times;
+* **computed**: from an equation, by the policies' code, or by drawing what the equation assumes;
+* **not run**, with the reason.
+
+The number in brackets leads to the command, the machine and the date below the table. The paper's column has the
+paper's figure or its claim in words. A value with an equation or a theorem in brackets is computed from the paper's
+formula. An empty cell: the paper has no such figure. Intervals in brackets are 95%.
 
 """
 

@@ -75,3 +75,11 @@ class Runs:
     def throughput(self, variant: str, load: float | None = None) -> float:
         """Tokens per second."""
         return float(self.at(variant, load)["throughput"])
+
+    def price(self, variant: str, load: float | None = None) -> float:
+        """Price of a million tokens.
+
+        Raises:
+            KeyError: the scenario has no prices.
+        """
+        return float(self.at(variant, load)["price_per_million_tokens"])

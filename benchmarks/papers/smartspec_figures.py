@@ -48,7 +48,7 @@ def held_out(found: Found, place: int) -> str:
     return f"{errors['median_error']:.1%} (90th percentile {errors['p90_error']:.1%})"
 
 
-def fidelity(served: Found, simulated_runs: Found | None, load: float) -> str:
+def unfitted_error(served: Found, simulated_runs: Found | None, load: float) -> str:
     """Mean latency of the server at a rate, and how far the simulation is from it.
 
     Raises:
@@ -61,6 +61,14 @@ def fidelity(served: Found, simulated_runs: Found | None, load: float) -> str:
             measured = run["mean_e2el_ms"] / 1e3
             return f"{measured:.3f} s, {Runs(simulated_runs).latency('auto', load) / measured - 1:+.1%}"
     raise KeyError(load)
+
+
+def fitted_error(found: Found) -> str:
+    """Median, least and most error of the simulated mean latency on the engine's own requests."""
+    errors = [row["error"]["mean"] for row in found["rows"]]
+    rates = sorted({row["rate"] for row in found["rows"]})
+    middle = found["median"]["error"]["mean"]
+    return f"{middle:.1%} (median), {min(errors):+.1%} to {max(errors):+.1%}, at {rates[0]:g} to {rates[-1]:g}/s"
 
 
 def profile(seconds: float = 15.0) -> Found:
@@ -142,10 +150,21 @@ def rate_of(share: float, length: int) -> float:
 
 
 def batch_latency(batch: int, length: int) -> str:
-    """Milliseconds of a forward of the target for a batch with drafts, and forwards for 128 tokens (equation 1)."""
+    """Tokens of a batch with drafts, forwards for 128 tokens (equation 1), and the time of a forward of the target."""
     scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
-    seconds = scenario.target.cost.built(FOLDER).seconds(CONTEXT * batch, batch * (length + 1), batch)
-    return f"{1e3 * seconds:.1f} ms, {128 / tree_tokens(ALPHA, (1,) * length):.0f} steps"
+    tokens = batch * (length + 1)
+    seconds = scenario.target.cost.built(FOLDER).seconds(CONTEXT * batch, tokens, batch)
+    steps = 128 / tree_tokens(ALPHA, (1,) * length)
+    return f"{tokens} token{'s' if tokens > 1 else ''}, {steps:.0f} steps, {1e3 * seconds:.1f} ms a forward"
+
+
+def large_scenario() -> Scenario:
+    """Figure 11 with the target and the drafter of CoSine's scenarios: 70B on four A100, and 4 ms a draft token."""
+    given, large = (Scenario.read(FOLDER / f"{name}.yaml") for name in ("smartspec-fig11", "cosine-cost"))
+    arrivals = given.arrivals.model_copy(update={"rates": (0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0)})
+    drafting = DrafterConfig(cost=large.drafting.cost)
+    target = given.target.model_copy(update={"cost": large.target.cost, "overhead": large.target.overhead})
+    return given.model_copy(update={"target": target, "drafting": drafting, "arrivals": arrivals, "requests": 200})
 
 
 def lookup_scenario() -> Scenario:
@@ -169,5 +188,12 @@ LOOKUP = Source(
     How.SIMULATED,
     lambda: simulated(lookup_scenario()),
     lambda found: bool(found["scenario"] == described(lookup_scenario())),
+)
+LARGE = Source(
+    "simulations/smartspec-fig11-70b",
+    "python -m benchmarks.papers.smartspec --run",
+    How.SIMULATED,
+    lambda: simulated(large_scenario()),
+    lambda found: bool(found["scenario"] == described(large_scenario())),
 )
 PROFILE = Source("profile", "cospec profile zoo --drafter zoo:drafter --seconds 15", How.MEASURED, profile)

@@ -49,7 +49,9 @@ def test_benchmark_prices_its_output() -> None:
 
 
 def test_simulation_prices_each_baseline() -> None:
-    scenario = Scenario.read(SCENARIO).model_copy(update={"requests": 30})
+    given = Scenario.read(SCENARIO)
+    arrivals = given.arrivals.model_copy(update={"concurrency": (16,)})
+    scenario = given.model_copy(update={"requests": 30, "arrivals": arrivals})
     runs = {run["variant"]: run for run in simulate(scenario, SCENARIO.parent)["runs"]}
     server, node = scenario.target.cost_per_hour, scenario.drafting.cost_per_hour
     for name, nodes in {"plain": 0, "one-drafter": 1, "specinfer": 4, "pipeinfer": 1, "cosine": 4}.items():
