@@ -244,7 +244,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     for combiner in COMBINERS:
         for routing in ("all", "explore"):
             found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
-    found[ONE] = pool("vote", "hedge", (*names, "copy"), at_most=1)
+    found[ONE] = pool("vote", "hedge", names, at_most=1)
     for count in (count for count in (1, 2, 4) if count <= len(names)):
         some = names[:count]
         found[f"{count}: fuse hedge"] = pool("fuse", "hedge", some)
@@ -285,15 +285,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
     parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8, help="requests at a time")
+    parser.add_argument("--group", type=int, default=None, help="prompts of one call; default: as many as the batch")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=None, help="systems by name")
+    parser.add_argument("--workloads", nargs="*", default=None, choices=[*DOMAINS, MIXED])
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--name", default="pool")
     options = parser.parse_args()
     names = [name for name in DRAFTERS if shipped(name)]
     work = workloads(options.prompts)
     runs: dict[Key, Runs] = defaultdict(Runs)
+    wanted = options.workloads or list(work)
+    work = {name: texts for name, texts in work.items() if name in wanted}
     configs = {
         name: config
         for name, config in systems(names, options.length, options.nodes).items()
@@ -306,15 +310,18 @@ def main() -> None:
         for name, config in configs.items()
     }
     for llm in llms.values():
-        llm.generate(list(work[MIXED][: options.batch]), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        llm.generate(
+            next(iter(work.values()))[: options.batch], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        )
     freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
-    batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, options.batch))
+    group = options.group or options.batch
+    batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, group))
     for repeat, temperature, workload, first in batches:
         for name in shuffler.sample(list(llms), len(llms)):
             seed = None if "acceptance_method" in configs[name] else 1
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
-            texts = work[workload][first : first + options.batch]
+            texts = work[workload][first : first + group]
             run(llms[name], texts, params, runs[name, workload, temperature], repeat)
     cells = {key: runs[key] for key in product(llms, work, (0.0, 0.8))}
     rows = [

@@ -213,6 +213,9 @@ class MultiStepRunner(Protocol):
 
     wakeup_fd: int  # a readable descriptor signals pending commands; the call then stops after one step. Negative: none
 
+    def prepare(self, plan: SchedulerOutput) -> None:
+        """Let a pool score known tokens where scores are due; afterwards one drafter may draft alone."""
+
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """Return the reasons why Python drafts or verifies for requests of the plan, by id. Pure: reserves nothing."""
 

@@ -137,6 +137,9 @@ class Drafter(ABC):
         """The drafter whose ``draft_kv_cache`` gives the next drafts of a sequence, or why ``propose`` must. Pure."""
         return SoleDrafter(self.name, self)
 
+    def prepare(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:  # noqa: B027
+        """Score known tokens where scores are due, before ``drafts_alone`` is asked; called for pools."""
+
     def begin_native(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:  # noqa: B027
         """Note that native code drafts for these sequences as ``drafts_alone`` says; called for pools."""
 

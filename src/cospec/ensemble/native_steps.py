@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from cospec.core.interfaces import Blend, ModeComponents, Model, MultiStepRunner
 from cospec.core.stats import StepTimes
-from cospec.policies.latency.call_latency import ModelCall
 from cospec.core.types import DraftBudget, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder, ProposingEnsemble
 from cospec.ensemble.proposed_tokens import ProposalChains
 from cospec.native.library import PLAIN
 from cospec.native.multi_step import NativeMultiStep, why_not
 from cospec.native.native_request import NativeDrafter, NativeDrafters
+from cospec.policies.latency.call_latency import ModelCall
 
 TARGET, PROPOSER = 0, 1
 SEVERAL_MODELS = "several models"

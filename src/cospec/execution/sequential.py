@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cospec.core.interfaces import ModeComponents
+from cospec.core.interfaces import ModeComponents, MultiStepRunner
 from cospec.core.plugin_base import context_of
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep
@@ -43,11 +43,14 @@ class Sequential:
         reason = components.why_no_multi_step
         if components.verifier.max_in_flight > 1:  # the target does not run in this thread
             runner, reason = None, IN_FLIGHT
-        ids = [entry.sequence.id for entry in plan.entries]
-        python_path = dict.fromkeys(ids, reason) if runner is None else runner.supports(plan)
+        ids, scored = [entry.sequence.id for entry in plan.entries], self._scoring_seconds
         self._release(plan.entries)
+        if runner is None:
+            python_path = dict.fromkeys(ids, reason)
+        else:
+            self._prepare(runner, plan)
+            python_path = runner.supports(plan)
         asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in python_path]
-        scored = self._scoring_seconds
         drafts, failures = self._draft(asked)
         scoring = self._scoring_seconds - scored
         sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
@@ -58,7 +61,7 @@ class Sequential:
             given = {entry.sequence.id: drafts.get(entry.sequence.id) for entry in asked}
             outputs, times = runner.run(sound, plan.max_steps, given)
             future = FinishedFuture(outputs)
-            if given:
+            if given or scoring:
                 times = StepTimes(times.draft + drafting, times.target, times.each, scoring)
         else:
             future = components.verifier.submit(sound, drafts) if sound else future
@@ -75,6 +78,13 @@ class Sequential:
     def _scoring_seconds(self) -> float:
         drafter = self.components.drafter
         return 0.0 if drafter is None else drafter.scoring_seconds
+
+    def _prepare(self, runner: MultiStepRunner, plan: SchedulerOutput) -> None:
+        """Let a pool score known tokens; drafts are possible without scores."""
+        try:
+            runner.prepare(plan)
+        except Exception:
+            log.exception("known tokens could not be scored")
 
     def _release(self, entries: Sequence[ScheduledRequest]) -> None:
         """Have the drafter forget the requests whose budgets say so."""

@@ -168,6 +168,12 @@ class NativeMultiStep:
         """
         return cls(target, verifier, NativeDrafters(drafter, whole))
 
+    def prepare(self, plan: SchedulerOutput) -> None:
+        """See ``interfaces.MultiStepRunner``."""
+        if self._drafters.chooses and self.drafts:
+            drafting = [entry for entry in plan.entries if entry.budget.depth]
+            self._drafters.prepare(drafting, [self._request(entry.sequence).stream_kind for entry in drafting])
+
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """See ``interfaces.MultiStepRunner``."""
         ahead = plan.max_steps * (1 + max([entry.budget.depth for entry in plan.entries]))

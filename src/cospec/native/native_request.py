@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cospec.core.interfaces import NativeForward
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter, context_of
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftBudget, Request, RequestState, ScheduledRequest
+from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache
 from cospec.native.verifier import supports, words_of
@@ -131,11 +131,15 @@ class NativeDrafters:
         sole = self._drafter.drafts_alone(context_of(sequence, stream_kind), budget)
         return sole if isinstance(sole, str) else self._read(sole)
 
+    def prepare(self, entries: Sequence[ScheduledRequest], stream_kinds: Sequence[StreamKind]) -> None:
+        """Let the pool score known tokens of requests before ``of`` is asked."""
+        assert self._drafter is not None, "a pool chooses"
+        self._drafter.prepare(*_draft_inputs(entries, stream_kinds))
+
     def begin(self, entries: Sequence[ScheduledRequest], stream_kinds: Sequence[StreamKind]) -> None:
         """Tell the pool for which requests the library drafts now."""
         assert self._drafter is not None, "a pool chooses"
-        contexts = [context_of(entry.sequence, kind) for entry, kind in zip(entries, stream_kinds, strict=True)]
-        self._drafter.begin_native(contexts, [entry.budget for entry in entries])
+        self._drafter.begin_native(*_draft_inputs(entries, stream_kinds))
 
     def _read(self, sole: SoleDrafter) -> NativeDrafter | str:
         found = self._known.get(sole.name)
@@ -147,3 +151,10 @@ class NativeDrafters:
             )
             self._known[sole.name] = found
         return found
+
+
+def _draft_inputs(
+    entries: Sequence[ScheduledRequest], stream_kinds: Sequence[StreamKind]
+) -> tuple[list[DraftContext], list[DraftBudget]]:
+    contexts = [context_of(entry.sequence, kind) for entry, kind in zip(entries, stream_kinds, strict=True)]
+    return contexts, [entry.budget for entry in entries]

@@ -22,6 +22,7 @@ from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
+from cospec.drafters.pool.known_token_scoring import KnownTokenScoring
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
@@ -36,8 +37,6 @@ from cospec.registry import COMBINERS, ROUTINGS
 
 FIRST, SEVERAL = "drafters of a pool score known tokens", "several drafters of a pool"  # why ``propose`` must draft
 MISSED_STEPS = "a drafter of a pool missed steps"  # the same: native code counts no hits
-CLEAR_LEAD = 0.8  # share of the weight of drafters with a cost at which scores change no choice
-RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,7 @@ class PoolDrafter(Drafter):
         self.drafts_outcomes = any([each.later and each.drafter.drafts_outcomes for each in self.members])
         self.pool_stats = PoolStats(len(self.members))
         self.seconds = PoolSeconds()
+        self._known_tokens = KnownTokenScoring(self.members, routing, self.pool_stats.prior, setting.clock)
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         self._elsewhere = frozenset(number for number, each in enumerate(self.members) if each.steps_elsewhere)
         lockstep = self._elsewhere | self._steppers.keys()
@@ -166,10 +166,9 @@ class PoolDrafter(Drafter):
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
-        self._read_scores()
-        draft_tasks, due = self._select_tasks(contexts, budgets)
-        if due:
-            self._score_known_tokens(due)
+        self._known_tokens.collect(self.records)
+        self.prepare(contexts, budgets)
+        draft_tasks = self._select_tasks(contexts, budgets)
         drafts: list[Draft] = []
         reading = 0.0
         if draft_tasks:
@@ -258,52 +257,56 @@ class PoolDrafter(Drafter):
         """Return the seconds spent in drafters so far."""
         return sum([member.seconds for member in self.members])
 
-    def _select_tasks(
-        self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
-    ) -> tuple[list[DraftTask], list[DraftContext]]:
-        """Return tasks for the sequences with able drafters, and the sequences whose known tokens are to be scored
-        first.
-        """
-        draft_tasks, due, stream_kinds = list[DraftTask](), list[DraftContext](), tuple(self.stream_kinds)
-        present = sum([1 << number for number, member in enumerate(self.members) if member.present])
+    def _select_tasks(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[DraftTask]:
+        """Return tasks for the sequences with able drafters."""
+        draft_tasks = list[DraftTask]()
         for context, budget in zip(contexts, budgets, strict=True):
-            able = present if context.drafters is None else present & self._bits(context.drafters)
-            if not able or budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in stream_kinds:
+            able = self._able_within(context, budget)
+            if not able:
                 continue
-            record = self.records.get(context.id)
-            if record is None:
-                record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
-                self.records[context.id] = record
-            weights = record.weights
+            record = self._record(context)
             if context.assumed:  # the state of the draft under verification stays until its commit
-                record = PoolRequestState(weights, record.greedy)
-            elif self._scores_now(weights):
-                weights.score_at += RESCORE_AFTER + weights.score_at
-                due.append(context)
-            weights.steps += 1
+                record = PoolRequestState(record.weights, record.greedy)
+            record.weights.steps += 1
             record.base, record.alone = len(context.tokens), -1
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
-        return draft_tasks, due
+        return draft_tasks
 
-    def _scores_now(self, weights: DrafterWeights) -> bool:
-        """Whether drafters score known tokens: before the first draft, and at times while no drafter leads clearly."""
-        if not self.routing.scores_known_tokens or weights.steps < weights.score_at:
-            return False
-        if not weights.steps:
-            return True
-        values = weights.weights(self.pool_stats.prior)
-        priced = [value for value, member in zip(values, self.members, strict=True) if not member.costless]
-        return bool(priced) and max(priced) < CLEAR_LEAD * sum(priced)
+    def _able_within(self, context: DraftContext, budget: DraftBudget) -> int:
+        """Return the members that may draft for a sequence under a budget, as bits."""
+        if budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in self.stream_kinds:
+            return 0
+        return self._able(context)
+
+    def _record(self, context: DraftContext) -> PoolRequestState:
+        record = self.records.get(context.id)
+        if record is None:
+            record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
+            self.records[context.id] = record
+        return record
 
     def _bound(self, budget: DraftBudget) -> int | None:
         """Return the most drafters with a cost that take part; None leaves the number to the routing."""
         most, wanted = self.setting.at_most, budget.drafters
         return most if wanted is None or (most is not None and most < wanted) else wanted
 
+    def prepare(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:
+        """See ``Drafter``: drafters score the prompts of new requests, and at times later tokens."""
+        due = [
+            context
+            for context, budget in zip(contexts, budgets, strict=True)
+            if self._able_within(context, budget)
+            and not context.assumed
+            and self._known_tokens.is_due(self._record(context).weights)
+        ]
+        if due:
+            self.scoring_seconds += self._known_tokens.score(due, self.records)
+            self._forget_lost()
+
     def drafts_alone(self, context: DraftContext, budget: DraftBudget) -> SoleDrafter | str:
         """See ``Drafter``: one member, where the combined draft would be its draft."""
         record = self.records.get(context.id)
-        if record is None or self._scores_now(record.weights):
+        if record is None or self._known_tokens.is_due(record.weights):
             return FIRST
         if self.coordinator.pool_config.unscored != self._unscored() or context.stream_kind not in self.stream_kinds:
             return SEVERAL
@@ -352,27 +355,6 @@ class PoolDrafter(Drafter):
 
     def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.member_names) if name in names])
-
-    def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
-        """Let drafters score known tokens, where they can; scores of asynchronous drafters count when they arrive."""
-        started = self.setting.clock()
-        for member in self.members:
-            if member.later and member.present:
-                member.start_scoring(due)
-        local = [member.present and not member.later for member in self.members]
-        found = [member.score_known_tokens(due) if on else {} for on, member in zip(local, self.members, strict=True)]
-        for context in due:
-            self.records[context.id].weights.score_known_tokens([own.get(context.id) for own in found])
-        self.scoring_seconds += self.setting.clock() - started
-
-    def _read_scores(self) -> None:
-        """Read the scores that asynchronous drafters have sent since the latest step."""
-        for number, member in enumerate(self.members):
-            for scores in member.collect_scores() if member.scoring else ():
-                for id, own in scores.items():
-                    if id in self.records:
-                        known = [own if place == number else None for place in range(len(self.members))]
-                        self.records[id].weights.score_known_tokens(known)
 
     def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[OutcomeDrafts]:
         """Ask drafters on nodes without a part in this step."""
