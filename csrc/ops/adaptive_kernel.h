@@ -15,7 +15,8 @@ template <class T> INLINE T number_at(const float* x) {
         return to_double(x);
 }
 INLINE double choose(bool which, double yes, double no) { return which ? yes : no; }
-INLINE D choose(I which, D yes, D no) { return select(which, yes, no); }
+// A comparison gives a vector of the compiler's own 64-bit type, which on macOS is not `I`.
+template <class Mask> INLINE D choose(Mask which, D yes, D no) { return select((I)which, yes, no); }
 template <class T> INLINE T magnitude(T x) { return choose(x > -x, x, -x); }
 
 // Call `visit(i, type)` for all of [0, n): for a register of numbers from i on, and for single numbers at the end.
