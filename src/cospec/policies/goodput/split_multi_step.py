@@ -12,16 +12,21 @@ Step = tuple[StepStats, Sequence[Commit], Mapping[str, DraftBudget]]
 
 
 def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[StepStats, Sequence[Commit]]]:
-    """Yield each step with its commits. Time of the call outside models and plan is divided equally."""
+    """Yield each step with its commits. Time of the call outside models and plan is divided equally.
+
+    Drafting before the first step, as a pool's scoring, belongs to the first step.
+    """
     steps = stats.times.steps
     if steps == 1:
         yield stats, commits
         return
     rest = (stats.total - stats.planning - stats.times.draft - stats.times.target) / steps
+    before = stats.times.draft - sum([draft for draft, _ in stats.times.each])
     size = len(commits) // steps  # the steps have the same sequences, with one known token each
     for place, (draft, target) in enumerate(stats.times.each):
         own = commits[place * size : (place + 1) * size]
-        planning = 0.0 if place else stats.planning
+        planning, scoring = (0.0, 0.0) if place else (stats.planning, stats.times.scoring)
+        draft += 0.0 if place else before
         drafted = [commit.drafted for commit in own]
         proposed = sum(drafted)
         part = StepStats(
@@ -33,7 +38,7 @@ def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[S
             proposed=proposed,
             accepted=sum([len(commit.path) for commit in own]) if proposed else 0,
             committed=sum([len(commit.tokens) for commit in own]) if proposed else size,
-            times=StepTimes(draft, target),
+            times=StepTimes(draft, target, scoring=scoring),
             total=planning + draft + target + rest,
             drafts=sum([number > 0 for number in drafted]),
             planning=planning,

@@ -52,3 +52,15 @@ def test_planning_comes_before_the_first() -> None:
     found = [one for one, _ in split_steps(late, commits)]
     assert [one.planning for one in found] == [1e-3, 0.0, 0.0, 0.0]
     assert [one.working for one in found] == pytest.approx([one.total for one, _ in split_steps(stats, commits)])
+
+
+def test_scoring_comes_before_the_first() -> None:
+    """A pool scores known tokens before the call, so the first step takes the seconds; no time is lost."""
+    notes = Notes(2)
+    World(CPU, steady(0.5, 0.5), 2).play(notes, 4)
+    stats, commits = as_one(notes.seen)
+    scored = replace(stats.times, draft=stats.times.draft + 1e-3, scoring=1e-3)
+    found = [one for one, _ in split_steps(replace(stats, times=scored, total=stats.total + 1e-3), commits)]
+    assert [one.times.scoring for one in found] == [1e-3, 0.0, 0.0, 0.0]
+    assert found[0].times.draft == pytest.approx(stats.times.each[0][0] + 1e-3)
+    assert sum([one.total for one in found]) == pytest.approx(stats.total + 1e-3)
