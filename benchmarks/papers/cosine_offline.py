@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks.papers.common import Row, Section
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Results
@@ -105,17 +107,19 @@ def by_batch(runs: Runs, name: str) -> str:
 
 def latencies(runs: Runs) -> str:
     """Latency against that of the best baseline, at each batch."""
-    cells = []
-    for batch in BATCHES:
-        best = min(BASELINES, key=lambda name: runs.latency(name, batch))
-        cells.append(f"batch {batch:g}: {runs.latency(WHOLE, batch) / runs.latency(best, batch) - 1:+.1%} ({best})")
-    return ", ".join(cells)
+    return beside_best(runs.latency, lambda own, best: own / best)
 
 
 def at_equal_cost(runs: Runs) -> str:
     """Tokens for a price against the cheapest baseline, at each batch."""
+    return beside_best(runs.price, lambda own, best: best / own)
+
+
+def beside_best(figure: Callable[[str, float], float], ratio: Callable[[float, float], float]) -> str:
+    """The change of a figure, of which less is better, from the best baseline's at each batch."""
     cells = []
     for batch in BATCHES:
-        best = min(BASELINES, key=lambda name: runs.price(name, batch))
-        cells.append(f"batch {batch:g}: {runs.price(best, batch) / runs.price(WHOLE, batch) - 1:+.1%} ({best})")
+        best = min(BASELINES, key=lambda name: figure(name, batch))
+        change = ratio(figure(WHOLE, batch), figure(best, batch)) - 1
+        cells.append(f"batch {batch:g}: {change:+.1%} ({best})")
     return ", ".join(cells)
