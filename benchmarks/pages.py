@@ -136,8 +136,13 @@ REPORTS = {
     "execution_modes": Report(
         "Execution modes",
         "The target of the zoo and its drafter, four tokens a draft, greedy. *overlap* is the working time of "
-        "drafter and target over the elapsed time.",
-        (("Speed over sequential", "pipelining"),),
+        "drafter and target over the elapsed time. Drafter nodes and their target have injected times and delays. "
+        "Each message waits for the delay of its link.",
+        (
+            ("Speed over sequential", "pipelining"),
+            ("Drafter nodes over slow links, high load", "cosine_nodes_links"),
+            ("Drafter nodes over slow links, low load", "cosine_nodes_links_low"),
+        ),
     ),
     "policies": Report(
         "Cost and gain of policies",

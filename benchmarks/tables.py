@@ -158,6 +158,21 @@ def pipelining(found: Found) -> Iterator[str]:
         yield _row(way, *cells)
 
 
+def node_links(found: Found) -> Iterator[str]:
+    """Throughput of pools on drafter nodes, and the idle share of the target, by the delay of the links."""
+    variants = {
+        (name.removesuffix(f", {row['link_delay_ms']:g} ms"), row["link_delay_ms"]): row
+        for name, row in found["variants"].items()
+    }
+    delays = sorted({delay for _, delay in variants})
+    heads = [head for delay in delays for head in (f"tokens/s, {delay:g} ms", "target idle")]
+    yield from _head(f"{found['requests']} requests", *heads)
+    for name in dict.fromkeys(name for name, _ in variants):
+        rows = [variants[name, delay] for delay in delays]
+        figures = [(f"{row['tokens_per_second']:.0f}", f"{row['target_idle']:.0%}") for row in rows]
+        yield _row(name, *(cell for pair in figures for cell in pair))
+
+
 def pool(found: Found) -> Iterator[str]:
     """The mixed workload; ``hedge``; pools and trees of one drafter; specialists on their domains."""
     heats = sorted({row["temperature"] for row in found["rows"]})
@@ -296,6 +311,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "collaborative": collaborative,
     "simulated_ensembles": simulated_ensembles,
     "pipelining": pipelining,
+    "cosine": node_links,
     "pool": pool,
     "heads": heads,
     "gguf": gguf,
