@@ -8,7 +8,9 @@ from benchmarks.papers import cosine_nodes, cosine_offline
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, over_plain
+from benchmarks.papers.confidences import by_probability
 from benchmarks.papers.cosine_parts import PARTS, parts
+from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
 from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
@@ -22,7 +24,7 @@ TEMPERATURES = (0.0, 0.8)
 STRUCTURES = {"a tree of 8 of the generic drafter": "generic tree", "a tree of 8 of all drafters": "union all"}
 CHAIN = "generic"
 SPECINFER = "specinfer"  # trees of all drafters in turn with verification, the paper's strongest baseline
-SOURCES = (*MODES.values(), PARTS, cosine_offline.OFFLINE)
+SOURCES = (*MODES.values(), PARTS, cosine_offline.OFFLINE, *QWEN.values())
 WORDS = {"cosine": "vote", "cosine ahead": "vote, drafting ahead", "cosine fused": "fuse"}  # variants of the scenarios
 
 
@@ -31,6 +33,7 @@ def page(results: Results) -> Page:
     sections = (
         drafters(results),
         card(results),
+        by_probability(results),
         offline(results),
         cosine_nodes.section(results),
         *cosine_offline.sections(results),

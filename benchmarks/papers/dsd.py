@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.papers import dsd_measured
+from benchmarks.papers import dsd_measured, dsd_tau
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, fastest_relaxed, in_domain
@@ -27,7 +27,7 @@ from benchmarks.papers.sources import Found, Results, Source
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
-SOURCES = (SWEEP, LAW, dsd_measured.PROCESSES)
+SOURCES = (SWEEP, LAW, dsd_tau.TAU, dsd_measured.PROCESSES)
 
 
 def page(results: Results) -> Page:
@@ -38,6 +38,7 @@ def page(results: Results) -> Page:
         measured,
         reduction(results),
         distribution(results),
+        dsd_tau.section(results),
         speedups(results),
         remaining("dsd"),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.papers.command import main
 from benchmarks.papers.common import Page, Section
+from benchmarks.papers.confidences import by_length
 from benchmarks.papers.not_run import remaining
 from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
@@ -27,6 +28,7 @@ DEFAULT = "s=4"  # the paper's default length
 def page(results: Results) -> Page:
     """The paper's figures that its text has in numbers."""
     sections = (
+        by_length(results),
         breakdown(results),
         voting(results),
         selector(results),

@@ -6,23 +6,18 @@ from benchmarks.papers.common import How, Row, Run, Section
 
 ILLUSTRATION = "An illustration of the method; it has no figures."
 NO_GPU = "This row needs models of 7 to 70 billion parameters on GPUs."
-NO_QWEN = "The scenarios have the times of one target, of 70B, and none of a 32B target."
 SMALL = (
     "No model is large enough: models of 22 M parameters answer almost no such question. "
     "`cospec bench quality` reads both sets."
 )
-NOT_RECORDED = "The benchmarks do not record the confidence of each token."
 
 # (table or figure, what the paper says, reason)
 REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
     "cosine": (
         ("Figure 1: phases of speculation", "", ILLUSTRATION),
         ("Figure 2(a): share of GEMM and GEMV", "drafting is bound by memory, verification by compute", NO_GPU),
-        ("Figure 3(b): acceptance by probability", "80% higher in the top 10%", NOT_RECORDED),
         ("Figures 4 and 5: architecture, token fusion", "", ILLUSTRATION),
         ("Table 1: price and speed of servers and consumer GPUs", "a picture of a table", NO_GPU),
-        ("Figure 6(b): latency of the Qwen pair", "15.2 to 20.5% less than the best baseline", NO_QWEN),
-        ("Figure 6(d): throughput of the Qwen pair over vLLM", "2.84 to 3.79×", NO_QWEN),
     ),
     "dsd": (
         ("Figure 1: roofline", "", ILLUSTRATION),
@@ -71,11 +66,6 @@ REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("Table 1: GSM8K, Qwen3-8B, qx = x", "Base Acc 0.9227, nothing else", SMALL),
         (
-            "Ablation of τ from 0 to 0.8",
-            "to about 2.6×, small loss for τ of 0.1 to 0.3",
-            "Adaptive verification above has a bound in place of τ.",
-        ),
-        (
             "Table 1: injected latency, d = 0.18 to 0.79",
             "2.33 to 2.42×, length 3.58 to 3.62; Eagle3 Acc 0.8354 to 0.8719",
             "The paper does not say where and in which unit d is injected; d is the logarithm of the printed ratio.",
@@ -112,26 +102,10 @@ REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("Table 1: models and servers", "", "The table lists models and servers, not results."),
         ("Figure 10: lengths of inputs and outputs", "", "The data sets are not in the package."),
         ("Figure 7: 70B target with tensor parallelism 4", "a plot: points near the diagonal", NO_GPU),
-        ("Figure 11: 33B targets", "fastest at low rates, as for 7B", "The simulated targets are of 7B and 70B."),
-        (
-            "Figure 12: Mixtral-8x7B",
-            "the adaptive length is the best",
-            "A mixture of experts reads more weights for larger batches; the linear time model has no such term.",
-        ),
-        (
-            "Figure 17: confidence of accepted and rejected tokens",
-            "accepted tokens have the higher confidence",
-            NOT_RECORDED,
-        ),
     ),
     "minions": (
         ("Figures 3 to 7: pipeline, voting, the pool of results", "", ILLUSTRATION),
         ("Table 1: notation", "", "The table lists symbols."),
-        (
-            "Figure 1: acceptance rate by speculation length",
-            "OPT-13B high on finance and dialogue; Llama2-70B low",
-            "The benchmarks store acceptances of drafts of four tokens only.",
-        ),
         ("Figure 8: latency of serving systems", "Llama2-70B: 2.7 to 3.1× vLLM on average", NO_GPU),
         ("Figure 9: throughput of serving systems", "Llama2-70B: 2.69 to 3.02× vLLM on average", NO_GPU),
     ),

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
 from benchmarks.papers.command import main
 from benchmarks.papers.common import Page, Row, Section
+from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
@@ -27,7 +29,8 @@ GRID, RATES, ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for
 ZOO = scenario("zoo")
 HEADS = Source("heads", "python -m benchmarks.heads")
 PAIRED = ("ratio", "low", "high")
-SOURCES = (GRID, RATES, figures.LARGE, figures.LOOKUP, ORACLE, TREES, TREES_LESS, ZOO, figures.PROFILE)
+LARGE_TARGETS = (large_targets.VICUNA, figures.LARGE, large_targets.MIXTURE)
+SOURCES = (GRID, RATES, *LARGE_TARGETS, figures.LOOKUP, ORACLE, TREES, TREES_LESS, ZOO, figures.PROFILE)
 
 
 def page(results: Results) -> Page:
@@ -42,6 +45,7 @@ def page(results: Results) -> Page:
         trees(results),
         heads(results),
         expectations(results),
+        distributions(results),
         remaining("smartspec"),
     )
     return Page("smartspec", "SmartSpec", sections, results.here)
@@ -63,6 +67,7 @@ def simulated_curves(found: Found) -> Curves:
 def rates(results: Results) -> Section:
     """Figures 1 and 11."""
     rows = crossings(results, RATES, simulated_curves, "7B")
+    rows += crossings(results, large_targets.VICUNA, simulated_curves, "33B")
     rows += crossings(results, figures.LARGE, simulated_curves, "70B")
     rows += crossings(results, LOAD, measured_curves, "our models")
     rows.append(
@@ -80,7 +85,8 @@ def rates(results: Results) -> Section:
         "Figures 1 and 11: mean latency by request rate, over no speculation",
         tuple(rows),
         "Rates are each machine's own; what carries over is the order of the curves and where they cross. The "
-        "simulated targets have assumed times of a 7B model on one A100 and a 70B model on four A100. Acceptance is "
+        "simulated targets have assumed times of a 7B model on one A100, and of 33B and 70B models on four A100; those "
+        "of 33B are computed from sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Acceptance is "
         "0.7, inputs and outputs have 128 tokens, as in figure 1. The measured load is prompts of three domains. The "
         "paper's 1.2 to 3.2× is over three data sets and three sizes of targets.",
     )
@@ -203,33 +209,53 @@ def model(results: Results) -> Section:
 
 def lookup(results: Results) -> Section:
     """Figure 12."""
-    source, found = figures.LOOKUP, results.read(figures.LOOKUP)
-    loads = sorted(simulated_curves(found).latency) if found else ()
-    rows = [
-        results.row(
-            "Speedup of the adaptive length over all rates",
-            "the best at every rate",
-            source,
-            lambda found: simulated_curves(found).span(),
-        ),
-        results.row(
-            "Latency of the adaptive length over the best other's, rate chosen after the run",
-            "at most 1",
-            source,
-            lambda found: simulated_curves(found).worst_regret(),
-        ),
-    ]
+    rows = looked_up(results, figures.LOOKUP, "Mistral-7B in the paper")
+    rows += looked_up(results, large_targets.MIXTURE, "Mixtral-8x7B")
     rows += [
-        results.row(f"Speedups at {load:g}/s", "", source, lambda found, load=load: simulated_curves(found).row(load))
-        for load in loads
+        results.computed(
+            f"A forward of {tokens} token{'s' if tokens > 1 else ''}, Mixtral-8x7B and all experts read",
+            "",
+            large_targets.mixture_beside_dense(tokens),
+        )
+        for tokens in (1, 2, 4, 8, 16, 64)
     ]
     return Section(
         "Figure 12: prompt lookup by request rate",
         tuple(rows),
-        "The target is the 7B model of figure 11; drafts cost nothing. Inputs have 768 tokens, outputs 96. The paper's "
-        f"0.3 to 0.4 is read as accepted over proposed tokens. With drafts of {figures.LOOKUP_LENGTH} the middle means "
-        f"an acceptance of {figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token.",
+        "The first target is the 7B model of figure 11. Mixtral's times on eight A100 are computed from sizes, "
+        "bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Each token chooses two of eight experts at "
+        "random, and a forward reads the chosen experts. Drafts cost nothing. Inputs have 768 tokens, outputs 96. The "
+        "paper's 0.3 to 0.4 is read as accepted over proposed tokens. With drafts of "
+        f"{figures.LOOKUP_LENGTH} the middle means an acceptance of "
+        f"{figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token.",
     )
+
+
+def looked_up(results: Results, source: Source, who: str) -> list[Row]:
+    """What a sweep of rates with prompt lookup says."""
+    found = results.read(source)
+    claims: tuple[tuple[str, str, Callable[[Curves], str]], ...] = (
+        ("Speedup of the adaptive length over all rates", "the best at every rate", Curves.span),
+        (
+            "Latency of the adaptive length over the best other's, rate chosen after the run",
+            "at most 1",
+            Curves.worst_regret,
+        ),
+    )
+    rows = [
+        results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(simulated_curves(found)))
+        for what, paper, pick in claims
+    ]
+    rows += [
+        results.row(
+            f"Speedups at {load:g}/s ({who})",
+            "",
+            source,
+            lambda found, load=load: simulated_curves(found).row(load),
+        )
+        for load in (sorted(simulated_curves(found).latency) if found else ())
+    ]
+    return rows
 
 
 def predictors(results: Results) -> Section:

@@ -1,0 +1,189 @@
+"""Reading ``benchmarks.confidences``: acceptance by a draft token's probability, and by length of the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.papers.common import Section
+from benchmarks.papers.pools import DOMAINS
+from benchmarks.papers.sources import Found, Results, Source
+
+CONFIDENCES = Source("confidences", "python -m benchmarks.confidences")
+TEMPERATURES = (0.0, 0.8)
+DRAFTERS = ("generic", *DOMAINS)
+LENGTHS = (1, 2, 4, 6, 8, 12)
+INTERVAL = "{value:.2f} ({low:.2f} to {high:.2f})"
+SETTING = (
+    "Drafts are chains, verified by `rejection`, on 48 prompts of each domain. Confidence is the drafter's probability "
+    "of the proposed token: of greedy tokens at temperature 1, of sampled tokens as drawn. A token is judged if all "
+    "tokens before were accepted."
+)
+
+
+def by_probability(results: Results) -> Section:
+    """CoSine, figure 3(b)."""
+    rows = []
+    for temperature in TEMPERATURES:
+        at = f"temperature {temperature:g}"
+        figures: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
+            ("Acceptance of judged tokens by tenth of confidence, lowest first", "rises, without numbers", tenths),
+            ("Acceptance of judged tokens in the top tenth", "", top_tenth),
+        )
+        rows += [
+            results.row(
+                f"{what}, generic, {at}",
+                paper,
+                CONFIDENCES,
+                lambda found, pick=pick, temperature=temperature: pick(row_of(found, "generic", temperature)),
+            )
+            for what, paper, pick in figures
+        ]
+        rows += [
+            results.row(
+                f"Acceptance of judged tokens, the top tenth over all, {name}, {at}",
+                "1.8 (80% higher)",
+                CONFIDENCES,
+                lambda found, name=name, temperature=temperature: times(
+                    row_of(found, name, temperature)["top_over_all"]
+                ),
+            )
+            for name in DRAFTERS
+        ]
+        rows += [
+            results.row(
+                f"Accepted over drafted tokens, the top tenth over all, {name}, {at}",
+                "1.8 (80% higher)",
+                CONFIDENCES,
+                lambda found, name=name, temperature=temperature: times(
+                    row_of(found, name, temperature)["top_over_all_drafted"]
+                ),
+            )
+            for name in DRAFTERS
+        ]
+        rows.append(
+            results.row(
+                f"The top tenth over all judged tokens, positions 1 to 4 of the draft, generic, {at}",
+                "by position, without numbers",
+                CONFIDENCES,
+                lambda found, temperature=temperature: ", ".join(
+                    times(each["top_over_all"]) for each in row_of(found, "generic", temperature)["positions"]
+                ),
+            )
+        )
+    return Section(
+        "Figure 3(b): acceptance by probability and position",
+        tuple(rows),
+        f"{SETTING} Drafts have four tokens. The paper does not say whether 80% is over all tokens. Where more than "
+        "56% of all judged tokens are accepted, no part can be accepted 1.8 times as often.",
+    )
+
+
+def distributions(results: Results) -> Section:
+    """SmartSpec, figure 17."""
+    rows = []
+    for temperature in TEMPERATURES:
+        at = f"temperature {temperature:g}"
+        figures: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
+            (
+                "Median confidence, and quartiles",
+                "accepted tokens have the higher confidence, a plot",
+                lambda row: ", ".join(f"{kind} {quartiles(row[kind])}" for kind in ("accepted", "rejected")),
+            ),
+            ("Share of accepted tokens by confidence, 0 to 0.1 first", "a plot", lambda row: shares(row["accepted"])),
+            ("Share of rejected tokens by confidence, 0 to 0.1 first", "a plot", lambda row: shares(row["rejected"])),
+            (
+                "Probability that an accepted token has a higher confidence than a rejected one",
+                "",
+                lambda row: INTERVAL.format_map(row["accepted_above_rejected"]),
+            ),
+        )
+        rows += [
+            results.row(
+                f"{what}, {at}",
+                paper,
+                CONFIDENCES,
+                lambda found, pick=pick, temperature=temperature: pick(row_of(found, "generic", temperature)),
+            )
+            for what, paper, pick in figures
+        ]
+    return Section(
+        "Figure 17: confidence of accepted and of rejected tokens",
+        tuple(rows),
+        f"{SETTING} The generic drafter drafts four tokens.",
+    )
+
+
+def by_length(results: Results) -> Section:
+    """Minions, figure 1."""
+    rows = [
+        results.row(
+            f"{domain}, temperature {temperature:g}: accepted over drafted tokens, s = {', '.join(map(str, LENGTHS))}",
+            "OPT-13B high on finance and dialogue; Llama2-70B low"
+            if (domain, temperature) == (DOMAINS[0], 0.0)
+            else "",
+            CONFIDENCES,
+            lambda found, domain=domain, temperature=temperature: ", ".join(
+                accepted(found, domain, temperature, length) for length in LENGTHS
+            ),
+        )
+        for temperature in TEMPERATURES
+        for domain in DOMAINS
+    ]
+    return Section(
+        "Figure 1: acceptance rate by speculation length",
+        tuple(rows),
+        f"{SETTING} The generic drafter drafts. The rate is accepted over drafted tokens, as in the paper, so tokens "
+        "that were not judged count as not accepted.",
+    )
+
+
+def row_of(found: Found, drafter: str, temperature: float) -> Found:
+    """Figures by confidence of one drafter.
+
+    Raises:
+        KeyError: the drafter was not measured.
+    """
+    for row in found["rows"]:
+        if (row["drafter"], row["temperature"]) == (drafter, temperature):
+            return dict(row)
+    raise KeyError(drafter)
+
+
+def accepted(found: Found, domain: str, temperature: float, length: int) -> str:
+    """Accepted over drafted tokens of the generic drafter at one length.
+
+    Raises:
+        KeyError: the length was not measured.
+    """
+    wanted = "generic", domain, temperature, length
+    for row in found["lengths"]:
+        if (row["drafter"], row["domain"], row["temperature"], row["length"]) == wanted:
+            return INTERVAL.format_map(row["accepted_over_drafted"])
+    raise KeyError(length)
+
+
+def tenths(row: Found) -> str:
+    """Acceptance by tenth of confidence."""
+    return ", ".join(f"{each['acceptance']['value']:.2f}" for each in row["tenths"])
+
+
+def top_tenth(row: Found) -> str:
+    """Acceptance in the top tenth, and the least confidence there."""
+    best = row["tenths"][-1]
+    return f"{INTERVAL.format_map(best['acceptance'])}, confidence above {best['from']:.2f}"
+
+
+def times(given: Found) -> str:
+    """A ratio and its interval."""
+    return "{value:.2f}× ({low:.2f} to {high:.2f})".format_map(given)
+
+
+def quartiles(given: Found) -> str:
+    """Median and quartiles."""
+    low, middle, high = given["quartiles"]
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def shares(given: Found) -> str:
+    """Shares of the tokens by confidence."""
+    return ", ".join(f"{share:.0%}" for share in given["shares"])
