@@ -27,6 +27,9 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
 
 class Listening(ProtocolMessage, frozen=True):
     """A process has loaded its part of the model, and listens.
