@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from cospec.cli.main import app
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import FinishReason
-from cospec.distributed.links import greet
-from cospec.distributed.messages import Address
+from cospec.distributed.links import Address, greet
 from cospec.distributed.stage_host import ADMITTED
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput, ModelError

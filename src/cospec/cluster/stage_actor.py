@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cospec.cluster.config import Placement
 from cospec.config import EngineConfig
-from cospec.distributed.messages import Address
+from cospec.distributed.links import Address
 from cospec.distributed.stage_host import StageHost, parse_address
 from cospec.errors import VerifierLost
 

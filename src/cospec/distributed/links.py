@@ -18,14 +18,25 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import msgspec
+
 from cospec.config import LinkConfig
-from cospec.distributed.messages import Address
 from cospec.runtime.transport import Channel, ChannelClosed
 
 RETRANSMISSION = 0.2  # seconds, the least time after which TCP sends lost bytes again
 JOIN_SECONDS = 60.0  # for the neighbours of a stage, which all processes learn at the same time
 MOST_STRANGERS = 64  # connections at a time that have not sent the token yet
 GREETING_BYTES = 33  # a digest of the token, and what the connection is for
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a stage listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class Sized(Protocol):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from cospec.distributed.messages import Address
+from cospec.distributed.links import Address
 from cospec.models.shard import Shard
 
 PATIENCE = timedelta(seconds=60)  # for a shard that does not answer

@@ -13,13 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
-from cospec.distributed.links import admit
-from cospec.distributed.messages import Address
-from cospec.distributed.stage_processes import WORKER
-from cospec.distributed.stage_worker import plan_of
+from cospec.distributed.links import Address, admit
 from cospec.errors import InvalidInput, words
 from cospec.runtime.transport import ChildProcess
 
+WORKER = "cospec.distributed.stage_worker"  # not imported: the host needs no torch
 ADMITTED = b"\1"
 LEAST_TOKEN = 16  # characters
 LOOK_MILLISECONDS = 100  # between two looks whether a process has ended
@@ -97,11 +95,10 @@ class StageHost:
 
     def _run(self, stream: socket.socket) -> None:
         """Run the process of a connection until the process or the connection ends, then end both."""
-        name = f"{plan_of.__module__}:{plan_of.__qualname__}"
         with stream, contextlib.suppress(OSError):  # the engine is gone before the process runs
             _keep_alive(stream)
             stream.sendall(ADMITTED)
-            process = ChildProcess(WORKER, [name, str(stream.fileno())], files=[stream.fileno()])
+            process = ChildProcess(WORKER, [f"{WORKER}:plan_of", str(stream.fileno())], files=[stream.fileno()])
             with self._lock:
                 self._processes.add(process)
             ended = select.poll()

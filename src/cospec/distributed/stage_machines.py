@@ -7,8 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from cospec.distributed.links import greet
-from cospec.distributed.messages import Address
+from cospec.distributed.links import Address, greet
 from cospec.distributed.stage_host import ADMITTED
 from cospec.errors import ModelError
 from cospec.models.shard import Shard

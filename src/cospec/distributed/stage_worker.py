@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.links import Link, accept, connect, free_port, listen
+from cospec.distributed.links import Address, Link, accept, connect, free_port, listen
 from cospec.distributed.messages import (
-    Address,
     Connect,
     Connected,
     Listening,
