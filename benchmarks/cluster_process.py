@@ -27,13 +27,21 @@ class ClusterProcess:
     Args:
         config: the declaration, see ``cospec.cluster.config``.
         folder: for the declaration and the log.
+        address: of a Ray cluster that runs; None starts Ray on this machine.
 
     Attributes:
         url: of the server.
         seen: process ids that were below the cluster at any look.
     """
 
-    def __init__(self, config: dict[str, Any], folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        address: str | None = None,
+    ) -> None:
+        self._where = [] if address is None else ["--address", address]
         self.name = str(config["name"])
         self.config_file, self.log_file = folder / f"{self.name}.yaml", folder / f"{self.name}.log"
         self.config_file.write_text(yaml.safe_dump(config))
@@ -42,7 +50,7 @@ class ClusterProcess:
         self.seen: set[int] = set()
 
     def __enter__(self) -> ClusterProcess:
-        command = [sys.executable, "-m", "cospec", "cluster", "up", str(self.config_file)]
+        command = [sys.executable, "-m", "cospec", "cluster", "up", str(self.config_file), *self._where]
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         deadline = time.monotonic() + START_SECONDS

@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from benchmarks.common import write
 from benchmarks.netns import address, device, inside
-from cospec.distributed.links import accept, connect
-from cospec.distributed.messages import Address, Window
+from cospec.distributed.links import Address, accept, connect
+from cospec.distributed.messages import Window
 from cospec.models.stage import StageBatch
 
 PORT, TURNS, HIDDEN = 29611, 20, 2048

@@ -201,6 +201,9 @@ class EngineConfig(Options):
         pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
         tensor_parallel_size: processes that share the heads and columns of each layer.
         stage_hosts: the address on which each stage listens; one address serves all stages.
+        stage_machines: ``HOST:PORT`` of each ``cospec stage host``, which the stages take in turn. A stage listens on
+            the host's address. Empty: stages are processes of the engine's machine.
+        stage_token_file: the secret of the stage hosts.
         stage_links: delays that are added to the links between stages, for tests and measurements.
         stage_timeout: seconds after which a stage without an answer counts as lost, and all stages start again.
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
@@ -239,6 +242,8 @@ class EngineConfig(Options):
     pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     stage_hosts: tuple[str, ...] = Field(default=("127.0.0.1",), min_length=1, strict=False)
+    stage_machines: tuple[str, ...] = Field(default=(), strict=False)
+    stage_token_file: Path | None = Field(default=None, strict=False)
     stage_links: LinkConfig = LinkConfig()
     stage_timeout: float = Field(default=60.0, gt=0, strict=False)
     measure_at_start: bool = True

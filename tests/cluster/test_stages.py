@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,64 +12,33 @@ from typing import Any
 import pytest
 import torch
 
-from cospec.assembly.sharding import load_target
-from cospec.config import EngineConfig
-from cospec.core.engine import Engine
-from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Event, FinishReason, Request
+from cospec.core.types import Commit, FinishReason
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.sampling_params import SamplingParams
-from cospec.text.input_processor import make_requests
-from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load, write_pair
+from harness.llamas import PAGE, VOCAB, llama_engine, load, write_pair
 from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
 from harness.pools import pool_of
+from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, requests, running, sharded
 from harness.shards import ShardsHere
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 pytestmark = pytest.mark.cluster
 
-LAYERS = 4
 START_RATE = 0.5  # of a drafter that no request has seen
 LAYOUTS = [(2, 1), (4, 1), (1, 2)]  # pipeline stages, tensor ranks
 GRID = [(stages, ranks) for stages in (1, 2, 4) for ranks in (1, 2) if stages * ranks > 1]
-PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=16),
-    "edited": SamplingParams(temperature=0, max_tokens=16, repetition_penalty=1.3, min_tokens=5, logprobs=2),
-    "seeded": SamplingParams(temperature=0.9, max_tokens=16, seed=11, n=2),
-}
 SOME_TREE = [3, 9, 27, 4, 12, 36, 5], [-1, -1, 0, 1, 1, 4, 2]
-
-
-@dataclass(frozen=True)
-class Folders:
-    target: Path
-    drafter: Path
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    found = Folders(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
-    write_pair(found.target, found.drafter, layers=LAYERS)
-    return found
-
-
-@contextmanager
-def sharded(folders: Folders, stages: int, ranks: int = 1, pages: int = 200, **config: Any) -> Iterator[ShardedModel]:
-    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=pages * PAGE * BYTES_PER_TOKEN)
-    made = EngineConfig(pipeline_parallel_size=stages, tensor_parallel_size=ranks, threads=1, **config)
-    model, end = load_target(made, [(str(folders.target), options)], options)
-    try:
-        assert isinstance(model, ShardedModel)
-        yield model
-    finally:
-        end()
+    return Folders.write(tmp_path_factory.mktemp("models"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -96,18 +62,6 @@ def drafters(folders: Folders) -> dict[str, Callable[[], Drafter | None]]:
         "ngram": lambda: NgramDrafter(1, 3),
         "tree": lambda: ScriptedDrafter(*SOME_TREE),
     }
-
-
-def requests(params: SamplingParams) -> list[Request]:
-    """Prompts of several lengths, some of which begin alike."""
-    prompts = [[(3 * n + i * i) % VOCAB if i > 20 else i for i in range(8 + 9 * n)] for n in range(6)]
-    return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params)]
-
-
-def outputs(
-    target: Model, drafter: Drafter | None, params: SamplingParams, **config: Any
-) -> dict[str, tuple[int, ...]]:
-    return tokens_of(run_all(llama_engine(target, drafter, **config), requests(params)))
 
 
 def test_logits_have_the_bits_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:
@@ -239,23 +193,6 @@ class Prophet(ScriptedDrafter):
         return drafts
 
 
-def disturbed(engine: Engine, disturb: Callable[[], None]) -> dict[str, list[Event]]:
-    """Run all requests; ``disturb`` is called once in the middle."""
-    events: dict[str, list[Event]] = {}
-    for request in requests(PARAMS["seeded"]):
-        events[request.id] = []
-        engine.add(request)
-    steps = 0
-    while engine.has_work:
-        steps += 1
-        if steps == 12:
-            disturb()
-        for event in engine.step():
-            events[event.id].append(event)
-        engine.check_integrity()
-    return events
-
-
 @pytest.fixture(scope="module")
 def lasting(folders: Folders) -> Iterator[ShardedModel]:
     """A target that every test below disturbs."""
@@ -292,8 +229,3 @@ def test_a_target_that_cannot_start_again_ends_each_request_with_one_error(tmp_p
         ends = [own[-1] for own in found.values()]
         assert all(end.finish is FinishReason.ERROR and "cannot be started again" in (end.error or "") for end in ends)
     assert not any(map(running, pids))
-
-
-def running(pid: int) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(found.strip()) and not found.strip().startswith("Z")

@@ -10,6 +10,8 @@ from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
 from cospec.distributed.model import ShardedModel
 from cospec.distributed.pipeline import Pipeline
+from cospec.distributed.stage_host import parse_address, read_token
+from cospec.distributed.stage_machines import StageMachines
 from cospec.distributed.stage_processes import Launch, StageProcesses, launch_here, plans
 from cospec.errors import InvalidInput
 from cospec.models.block_manager import BlockPool
@@ -28,7 +30,7 @@ def load_target(
     Args:
         models: name and options of the target and of the drafters that share the memory.
         options: of the target, with the memory of its KV cache.
-        launch: starts the process of a shard.
+        launch: starts the process of a shard, where ``config`` names no stage hosts.
 
     Raises:
         ModelError, InvalidInput: as in ``load_model``; also for shards that the model does not divide into.
@@ -36,6 +38,8 @@ def load_target(
     name, _ = models[0]
     stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
     if stages == ranks == 1:
+        if config.stage_machines:
+            raise InvalidInput("stage_machines", list(config.stage_machines), "absent for a target of one process")
         return load_model(name, options), _nothing
     if options.keep_hidden_states:
         raise InvalidInput("pipeline_parallel_size", stages, "1 for a drafter that reads the target's states")
@@ -46,9 +50,20 @@ def load_target(
     room = memory_plan(models)
     pages = BlockPool(room.kv_cache_tokens // options.page_size, options.page_size, options.prefix_caching)
     parts = replace(options, budget=None, num_pages=pages.num_pages, max_model_len=room.max_model_len)
-    own = plans(name, parts, config.stage_hosts, config.stage_links, config.threads)
+    hosts, machines = config.stage_hosts, 1
+    if config.stage_machines:
+        hosts, machines, launch = ("",), len(config.stage_machines), _stage_machines(config)
+    own = plans(name, parts, hosts, config.stage_links, config.threads, machines)
     pipeline = Pipeline(partial(StageProcesses, own, launch), config.stage_timeout)
     return ShardedModel(name, pipeline, pages, (vocab_size, room.max_model_len), stages), pipeline.close
+
+
+def _stage_machines(config: EngineConfig) -> StageMachines:
+    """Return what starts stages on the machines of the configuration."""
+    if "stage_hosts" in config.model_fields_set:
+        raise InvalidInput("stage_hosts", list(config.stage_hosts), "absent with stage_machines")
+    hosts = [parse_address("stage_machines", each) for each in config.stage_machines]
+    return StageMachines(hosts, read_token(config.stage_token_file), config.stage_timeout)
 
 
 def refuse_shards(config: EngineConfig) -> None:

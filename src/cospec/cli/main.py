@@ -26,6 +26,7 @@ from cospec.cli import (
     quantize,
     serve,
     simulate,
+    stage,
     train,
     verify,
 )
@@ -88,6 +89,7 @@ app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
 app.add_typer(help.use_plain_help(cluster.app), name="cluster")
 app.add_typer(help.use_plain_help(node.app), name="node")
+app.add_typer(help.use_plain_help(stage.app), name="stage")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale
+from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale, TargetOptions
 from cospec.cluster.node_actor import NodeActor
 from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.ray_replicas import RayReplicas
@@ -85,7 +85,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     replica = _deployment(
         EngineReplica,
         name=TARGET,
-        ray_actor_options=config.target.placement.actor_options,
+        **_places(config.target),
         max_ongoing_requests=QUEUE_PER_SEQUENCE * engine.max_num_seqs,
         request_router_config=RequestRouterConfig(**router),
         **_replicas(config.target.scale),
@@ -93,7 +93,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     )
     supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
     plan = NodePlan(config.drafter_keys) if config.drafters else None
-    target = replica.bind(engine, supervision, plan, build)
+    target = replica.bind(engine, supervision, plan, config.target.stages, build)
     api = _deployment(
         serve.ingress()(ApiServer),
         name=API,
@@ -126,10 +126,28 @@ def _deployment(actor: Any, **options: Any) -> serve.Deployment:
 
 def _threaded(config: ClusterConfig) -> EngineConfig:
     """One thread per reserved processor, unless the engine's options name a number."""
-    engine = config.target.engine
+    engine, stages = config.target.engine, config.target.stages
     if engine.threads is not None:
         return engine
-    return engine.model_copy(update={"threads": max(1, math.floor(config.target.placement.num_cpus))})
+    own = config.target.placement if stages is None else stages.placement
+    processes = 1 if stages is None else engine.tensor_parallel_size
+    return engine.model_copy(update={"threads": max(1, math.floor(own.num_cpus / processes))})
+
+
+def _places(target: TargetOptions) -> dict[str, Any]:
+    """Where a replica runs: the replica alone, or a placement group whose further bundles are for its stages."""
+    own = target.placement
+    if target.stages is None:
+        return {"ray_actor_options": own.actor_options}
+    bundles = [own, *[target.stages.placement] * target.engine.pipeline_parallel_size]
+    found: dict[str, Any] = {
+        "ray_actor_options": {key: value for key, value in own.actor_options.items() if key != "label_selector"},
+        "placement_group_bundles": [each.bundle for each in bundles],
+        "placement_group_strategy": target.stages.strategy,
+    }
+    if any(each.labels for each in bundles):
+        found["placement_group_bundle_label_selector"] = [dict(each.labels) for each in bundles]
+    return found
 
 
 def _replicas(scale: Scale) -> dict[str, Any]:

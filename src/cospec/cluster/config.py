@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,12 @@ class Placement(Options):
             found["label_selector"] = dict(self.labels)
         return found
 
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The resources as a bundle of a placement group."""
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        return {key: amount for key, amount in amounts.items() if amount}
+
 
 class Scale(Options):
     """How many replicas run.
@@ -73,16 +79,31 @@ class Health(Options):
     head: float = Field(default=20, gt=0, strict=False)
 
 
+class StageOptions(Options):
+    """Stages of the target on machines that Ray chooses.
+
+    Attributes:
+        placement: of one stage with all its shards.
+        strategy: ``SPREAD`` prefers different machines for replica and stages, ``PACK`` the same machine;
+            ``STRICT_SPREAD`` and ``STRICT_PACK`` allow nothing else.
+    """
+
+    placement: Placement = Placement()
+    strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
+
+
 class TargetOptions(Options):
     """The target and its replicas.
 
     Attributes:
         engine: options of the engine, as in ``cospec serve --config``; ``cost_per_hour`` is the price of one replica.
+        stages: where the stages of ``engine.pipeline_parallel_size`` run; None: as processes of the replica's machine.
     """
 
     engine: EngineConfig = EngineConfig()
     scale: Scale = Scale()
     placement: Placement = Placement()
+    stages: StageOptions | None = None
 
 
 class DrafterOptions(Options):
@@ -187,10 +208,32 @@ def _target(given: Any) -> TargetOptions:
     for key, kind in (("scale", Scale), ("placement", Placement)):
         if key in values:
             values[key] = _section(kind, values[key], f"target.{key}.")
+    if values.get("stages") is not None:
+        values["stages"] = _stages(values["stages"])
     target = parse(TargetOptions, values, "target.")
+    _check_stages(target)
     if target.scale.min > target.scale.max:
         raise InvalidInput("target.scale.min", target.scale.min, f"at most target.scale.max, {target.scale.max}")
     return target
+
+
+def _stages(given: Any) -> StageOptions:
+    values = dict(given) if isinstance(given, Mapping) else given
+    if isinstance(values, dict) and "placement" in values:
+        values["placement"] = _section(Placement, values["placement"], "target.stages.placement.")
+    stages: StageOptions = _section(StageOptions, values, "target.stages.")
+    return stages
+
+
+def _check_stages(target: TargetOptions) -> None:
+    """Refuse stages that Ray cannot place."""
+    if target.stages is None:
+        return
+    if target.engine.pipeline_parallel_size == target.engine.tensor_parallel_size == 1:
+        raise InvalidInput("target.stages", words("given for one process"), "absent, or engine.pipeline_parallel_size")
+    for field, placement in (("stages.placement", target.stages.placement), ("placement", target.placement)):
+        if not placement.bundle:
+            raise InvalidInput(f"target.{field}", words("without resources"), "a part of a processor or more")
 
 
 def _drafter(given: Any, where: str) -> DrafterOptions:

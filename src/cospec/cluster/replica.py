@@ -12,6 +12,8 @@ from typing import Any
 
 import ray
 
+from cospec.cluster.config import StageOptions
+from cospec.cluster.stage_actor import ReplicaStages
 from cospec.config import EngineConfig
 from cospec.core.types import Request
 from cospec.errors import EngineEnded, EngineStopped
@@ -54,19 +56,29 @@ class EngineReplica:
     """Runs one engine process. The methods are called by the API server through Ray Serve, never per step."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
-        self, config: EngineConfig, supervision: Supervision, nodes: NodePlan | None = None, build: Build = build_engine
+        self,
+        config: EngineConfig,
+        supervision: Supervision,
+        nodes: NodePlan | None = None,
+        stages: StageOptions | None = None,
+        build: Build = build_engine,
     ) -> None:
         self._client = AsyncEngineClient(build, supervision)
         self._requests, self._items = Codec(Request), Codec(StreamItem)
         self._address = ""
+        self._stages = None if stages is None else ReplicaStages(stages.placement, config.pipeline_parallel_size)
+        if self._stages is not None:
+            config = await self._stages.bound(config)
         if nodes is not None:
             self._address = nodes.free_address()
             config = _bound(config, self._address, nodes.keys)
         await self._client.start(config)
 
     async def check_health(self) -> None:
-        """Raise when the engine process has ended for good; Ray Serve then replaces the replica."""
+        """Raise when the engine process or a stage host has ended for good; Ray Serve then replaces the replica."""
         self._client.check_ended()
+        if self._stages is not None:
+            await self._stages.check()
 
     async def drafter_address(self) -> str:
         """The address that drafter nodes of this replica connect to; empty without drafter nodes."""
@@ -118,6 +130,8 @@ class EngineReplica:
     async def __del__(self) -> None:
         # Ray Serve awaits this coroutine before the actor ends.
         await self._client.close()
+        if self._stages is not None:
+            await self._stages.close()
 
 
 def _bound(config: EngineConfig, address: str, keys: Path | None) -> EngineConfig:

@@ -13,17 +13,30 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import msgspec
+
 from cospec.config import LinkConfig
-from cospec.distributed.messages import Address
 from cospec.runtime.transport import Channel, ChannelClosed
 
 RETRANSMISSION = 0.2  # seconds, the least time after which TCP sends lost bytes again
 JOIN_SECONDS = 60.0  # for the neighbours of a stage, which all processes learn at the same time
 MOST_STRANGERS = 64  # connections at a time that have not sent the token yet
 GREETING_BYTES = 33  # a digest of the token, and what the connection is for
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a stage listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class Sized(Protocol):
@@ -122,13 +135,22 @@ def connect(address: Address, token: str, accepts: Any, results: bool = False) -
     Raises:
         ChannelClosed: nothing listens there.
     """
+    return Channel(greet(address, token, results), accepts)
+
+
+def greet(address: Address, token: str, results: bool = False) -> socket.socket:
+    """Connect and send the token, see ``connect``.
+
+    Raises:
+        ChannelClosed: nothing listens there.
+    """
     try:
         stream = socket.create_connection((address.host, address.port), timeout=10.0)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.sendall(_greeting(token, results))
     except OSError as error:
-        raise ChannelClosed(f"Nothing listens at {address.host}:{address.port}.") from error
-    return Channel(stream, accepts)
+        raise ChannelClosed(f"Nothing listens at {address}.") from error
+    return stream
 
 
 def accept(
@@ -136,22 +158,28 @@ def accept(
 ) -> list[tuple[Channel, bool]]:
     """Wait for ``count`` connections that know the token, and return them with ``results``, see ``connect``.
 
-    All connections are read at the same time. A stranger therefore delays no stage, and sends no byte to a decoder.
-
     Args:
         accepts: type of the messages that the peers send.
 
     Raises:
         ChannelClosed: fewer connections have come within ``seconds``.
     """
-    found, strangers, end = list[tuple[Channel, bool]](), dict[socket.socket, bytes](), time.monotonic() + seconds
+    found = [(Channel(stream, accepts), results) for stream, results in islice(admit(listener, token, seconds), count)]
+    if len(found) < count:
+        raise ChannelClosed(f"{len(found)} of {count} neighbours have connected within {seconds:g} s.")
+    return found
+
+
+def admit(listener: socket.socket, token: str, seconds: float | None = None) -> Iterator[tuple[socket.socket, bool]]:
+    """Yield connections that know the token, with ``results``, see ``connect``, until ``seconds`` have passed.
+
+    All connections are read at the same time. A stranger therefore delays no stage, and sends no byte to a decoder.
+    """
+    strangers, end = dict[socket.socket, bytes](), None if seconds is None else time.monotonic() + seconds
     listener.setblocking(False)
     try:
-        while len(found) < count:
-            left = end - time.monotonic()
-            ready, _, _ = select.select([listener, *strangers], [], [], max(0.0, left))
-            if left <= 0:
-                raise ChannelClosed(f"{len(found)} of {count} neighbours have connected within {seconds:g} s.")
+        while (left := None if end is None else end - time.monotonic()) is None or left > 0:
+            ready, _, _ = select.select([listener, *strangers], [], [], left)
             for stream in ready:
                 if stream is listener:
                     _open(listener, strangers)
@@ -159,14 +187,13 @@ def accept(
                     given = strangers.pop(stream)
                     for results in (False, True):
                         if hmac.compare_digest(given, _greeting(token, results)):
-                            found.append((Channel(stream, accepts), results))
+                            yield stream, results
                             break
                     else:
                         stream.close()
     finally:
         for stream in strangers:
             stream.close()
-    return found
 
 
 def _greeting(token: str, results: bool) -> bytes:

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cospec.config import LinkConfig
+from cospec.distributed.links import Address
 from cospec.models.stage import StageBatch
 from cospec.runtime.messages import Failed, ProtocolMessage, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where a stage listens."""
-
-    host: str
-    port: int
 
 
 class Listening(ProtocolMessage, frozen=True):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from cospec.distributed.messages import Address
+from cospec.distributed.links import Address
 from cospec.models.shard import Shard
 
 PATIENCE = timedelta(seconds=60)  # for a shard that does not answer
@@ -25,12 +25,14 @@ class ShardGroup:
 
     Args:
         store: where the shards meet; the first shard listens there.
+        device: of the products; NCCL needs a GPU for each shard.
     """
 
-    def __init__(self, shard: Shard, store: Address) -> None:
+    def __init__(self, shard: Shard, store: Address, device: torch.device) -> None:
         self._ranks = shard.ranks
         meeting = TCPStore(store.host, store.port, shard.ranks, shard.rank == 0, timeout=PATIENCE)
-        dist.init_process_group("gloo", store=meeting, rank=shard.rank, world_size=shard.ranks, timeout=PATIENCE)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=meeting, rank=shard.rank, world_size=shard.ranks, timeout=PATIENCE)
 
     def sum(self, product: Tensor) -> None:
         """Replace a contiguous float32 product by the sum of all shards' products."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -33,17 +34,18 @@ def launch_here(name: str, shard: Shard) -> Worker:
 
 
 def plans(
-    model: str, options: LoadOptions, hosts: Sequence[str], links: LinkConfig, threads: int | None
+    model: str, options: LoadOptions, hosts: Sequence[str], links: LinkConfig, threads: int | None, machines: int = 1
 ) -> list[StagePlan]:
     """Return the plans of all processes, stage by stage.
 
     Args:
         options: of the whole target; ``shard`` has the numbers of stages and shards.
-        hosts: one per stage, or one for all.
-        threads: of each process; None divides the processors of this machine.
+        hosts: one per stage, or one for all; empty texts as in ``StagePlan``.
+        threads: of each process; None divides the processors of a machine like this one.
+        machines: that the stages are spread over.
     """
     shape = options.shard
-    own = threads or max(1, (os.cpu_count() or 1) // (shape.stages * shape.ranks))
+    own = threads or max(1, (os.cpu_count() or 1) // (math.ceil(shape.stages / machines) * shape.ranks))
     return [
         StagePlan(
             model,

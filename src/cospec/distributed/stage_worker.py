@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.links import Link, accept, connect, free_port, listen
+from cospec.distributed.links import Address, Link, accept, connect, free_port, listen
 from cospec.distributed.messages import (
     Connect,
     Connected,
@@ -50,7 +50,7 @@ class StagePlan:
     Attributes:
         model: the name, see ``checkpoint.resolve``.
         options: of the part's weights and KV cache; ``shard`` is the part.
-        host: the address to listen on.
+        host: the address to listen on; empty for the address at which the engine has reached this process.
         threads: of the CPU kernels.
         links: delays that are added.
     """
@@ -81,10 +81,15 @@ def main(arguments: list[str]) -> None:
     """Serve the engine that started this process.
 
     Args:
-        arguments: the connection's file descriptor, and the name of ``plan_of``.
+        arguments: the file descriptor of the connection to the parent process, and the name of ``plan_of``; from a
+            stage host also the descriptor of the connection to the engine.
     """
-    descriptor, name = arguments
-    run(inherited(descriptor), name)
+    descriptor, name, *accepted = arguments
+    stream = inherited(descriptor)
+    if accepted:
+        threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
+        stream = socket.socket(fileno=int(accepted[0]))
+    run(stream, name)
 
 
 def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
@@ -98,6 +103,9 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
     if not isinstance(start, Start):
         raise ProtocolError("A stage gets another command before it knows its part of the model.")
     plan: StagePlan = decode_call(name, start.arguments)
+    if torch.cuda.is_available() and plan.options.device != "cpu":
+        shard = plan.options.shard
+        torch.cuda.set_device((shard.stage * shard.ranks + shard.rank) % torch.cuda.device_count())
     torch.set_num_threads(plan.threads)
     if library.available():
         library.use_instruction_set(plan.options.instruction_set)
@@ -109,9 +117,10 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
         control.send(Failed(str(error)))
         return
     freeze_gc()
-    listener, address = listen(plan.host)
+    host = plan.host or stream.getsockname()[0]
+    listener, address = listen(host)
     shard = plan.options.shard
-    control.send(Listening(address, free_port(plan.host) if shard.ranks > 1 and not shard.rank else None))
+    control.send(Listening(address, free_port(host) if shard.ranks > 1 and not shard.rank else None))
     command = control.receive()
     if not isinstance(command, Connect):
         raise ProtocolError("A stage gets another command before it knows its neighbours.")
@@ -142,7 +151,7 @@ def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: 
     windows = next(channel for channel, takes_results in joined if not takes_results)
     results = next((Link(channel, _result_link(links), seed) for channel, takes in joined if takes), None)
     if command.store is not None:
-        stage.join(ShardGroup(shard, command.store))
+        stage.join(command.store)
     return _Neighbours(windows, None if following is None else Link(following, links, seed), results, shards)
 
 
@@ -159,9 +168,10 @@ class _Stage:
         sharded = self._plan.options.shard.ranks > 1
         self._forward = load_stage(self._plan.model, self._plan.options, self._sum if sharded else None)
 
-    def join(self, group: ShardGroup) -> None:
-        """The shards of the stage are connected."""
-        self._group = group
+    def join(self, store: Address) -> None:
+        """Meet the other shards of the stage."""
+        assert self._forward is not None, "a stage is loaded before the stage is connected"
+        self._group = ShardGroup(self._plan.options.shard, store, self._forward.cache.device)
 
     def _sum(self, product: Tensor) -> None:
         assert self._group is not None, "a stage computes after its shards are connected"
@@ -216,6 +226,12 @@ def _output(window: Window) -> WindowOutput:
 def _result_link(links: LinkConfig) -> LinkConfig:
     """Return the link from the last stage to the engine."""
     return LinkConfig(delay=links.result_delay, bandwidth=links.result_bandwidth)
+
+
+def _end_with(parent: socket.socket) -> None:
+    """End with the stage host, also while weights are loaded."""
+    parent.recv(1)
+    os._exit(0)
 
 
 def _watch(control: Channel, neighbours: _Neighbours, parent: int) -> None:

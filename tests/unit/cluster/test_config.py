@@ -51,6 +51,15 @@ def test_no_file_is_one_replica_of_the_built_in_model() -> None:
         ({"target": {"scale": {"min": 3, "max": 2}}}, "target.scale.min"),
         ({"target": {"engine": {"cost_per_hour": -1}}}, "cost_per_hour"),
         ({"target": {"placement": {"num_cpus": -1}}}, "target.placement.num_cpus"),
+        ({"target": {"stages": {}}}, "target.stages"),
+        (
+            {"target": {"engine": {"pipeline_parallel_size": 2}, "stages": {"strategy": "NEAR"}}},
+            "target.stages.strategy",
+        ),
+        (
+            {"target": {"engine": {"pipeline_parallel_size": 2}, "stages": {"placement": {"num_cpus": 0}}}},
+            "target.stages.placement",
+        ),
         ({"drafters": {}}, "drafters"),
         ({"drafters": [{"nodes": 1}]}, "drafters[0].name"),
         ({"drafters": [{"name": "a"}, {"name": "a"}]}, "drafters"),

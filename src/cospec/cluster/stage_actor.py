@@ -1,0 +1,107 @@
+"""Stage hosts as actors: Ray reserves a bundle for each stage of a replica, and ends the actors with the replica.
+
+Ray hands out the addresses; windows pass between the stage processes and not through Ray. The health check of a replica
+starts a lost host again at its address. A host whose machine is lost makes the replica unhealthy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cospec.cluster.config import Placement
+from cospec.config import EngineConfig
+from cospec.distributed.links import Address
+from cospec.distributed.stage_host import StageHost, parse_address
+from cospec.errors import VerifierLost
+
+CLOSE_SECONDS = 5.0  # for the stages of a host
+
+log = logging.getLogger(__name__)
+
+
+class StageHostActor:
+    """One stage host, which listens on the address that Ray knows the machine by.
+
+    Args:
+        port: 0 takes a free port.
+    """
+
+    def __init__(self, token: str, port: int) -> None:
+        self._host = StageHost(Address(ray.util.get_node_ip_address(), port), token)
+        threading.Thread(target=self._host.serve, daemon=True).start()
+
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return str(self._host.address)
+
+    def close(self) -> None:
+        """End all stages."""
+        self._host.close()
+
+
+class ReplicaStages:
+    """The stage hosts of one replica, in the bundles after the replica's own bundle."""
+
+    def __init__(self, placement: Placement, count: int) -> None:
+        self._options = {key: value for key, value in placement.actor_options.items() if key != "label_selector"}
+        self._token = secrets.token_hex(32)
+        descriptor, name = tempfile.mkstemp(prefix="cospec-stage-", suffix=".token")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(self._token)
+        self._token_file, self._addresses = Path(name), list[str]()
+        self._actors = [self._start(stage, 0) for stage in range(count)]
+
+    async def bound(self, config: EngineConfig) -> EngineConfig:
+        """Wait for the hosts, and return the configuration of an engine whose stages run there."""
+        self._addresses = [await actor.address.remote() for actor in self._actors]
+        return config.model_copy(
+            update={"stage_machines": tuple(self._addresses), "stage_token_file": self._token_file}
+        )
+
+    async def check(self) -> None:
+        """Start lost hosts again.
+
+        Raises:
+            VerifierLost: a host is on another machine now, which the engine does not know.
+            RayError: a host cannot be started again.
+        """
+        for stage, address in enumerate(self._addresses):
+            try:
+                await self._actors[stage].address.remote()
+            except RayActorError:
+                log.warning("the stage host %s is lost and is started again", address)
+                self._actors[stage] = self._start(stage, parse_address("stage_machines", address).port)
+                if (found := await self._actors[stage].address.remote()) != address:
+                    raise VerifierLost(f"The stage host {address} is at {found} now.") from None
+
+    async def close(self) -> None:
+        """End the hosts and their stages."""
+        self._token_file.unlink(missing_ok=True)
+        for actor in self._actors:
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(_answer(actor.close.remote()), CLOSE_SECONDS)
+            ray.kill(actor)
+
+    def _start(self, stage: int, port: int) -> Any:
+        """Start the actor of a stage."""
+        group = ray.util.get_current_placement_group()
+        assert group is not None, "Ray Serve places a replica with stages in a group"
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=1 + stage)
+        make: Any = ray.remote(StageHostActor)
+        return make.options(**self._options, scheduling_strategy=strategy).remote(self._token, port)
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
