@@ -26,6 +26,7 @@ FRESH = 4  # factor of the second sample's size
 LENGTH, TOP_K, DEPTH = 3, 8, 2
 SUPPORT = 4  # number of tokens that the even drafter draws from
 AT_ONCE = 64
+NO_DRAFTS = "the engine drafted no token, so this check says nothing about its drafts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
             before = draft_tokens(engine)
             found = fit(wanted, partial(samples, context, engine, acceptance_method), context.effort.samples)
             after = draft_tokens(engine)
-            acceptance_note = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
+            accepted, drafted = after[0] - before[0], after[1] - before[1]
+            acceptance_note = f"{accepted} of {drafted} draft tokens were accepted" if drafted else NO_DRAFTS
             notes = (acceptance_note, *(f"the tokens {tokens} are impossible" for tokens in found.impossible[:3]))
             name = f"acceptance method {acceptance_method}, {drafter}"
             yield Check("chi-square", name, str(found), f"once > {LIKELY:.0e}", found.good, notes, FALSE_ALARM)

@@ -60,7 +60,7 @@ def context_of_llm(
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
     input_processor = llm.engine.parts.input_processor
     acceptance_methods = (
-        ("match", input_processor.sampled_method)
+        tuple(dict.fromkeys(("match", input_processor.acceptance_methods[1])))
         if input_processor.acceptance_method == "auto"
         else (input_processor.acceptance_method,)
     )

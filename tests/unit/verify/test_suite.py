@@ -69,6 +69,27 @@ def test_a_right_engine_climbs_every_rung(
         assert check.passed, check
 
 
+@pytest.mark.parametrize("combiner", ["vote", "union", "fuse", "mix"])
+def test_a_pool_is_sampled_with_a_method_that_the_pool_can_verify(tmp_path: Path, combiner: str) -> None:
+    target, drafter = tmp_path / "target", tmp_path / "drafter"
+    write_pair(target, drafter)
+    write_tokenizer(target)
+    write_tokenizer(drafter)
+    method = "draft_model"
+    members = [
+        {"name": name, "method": method, "model": str(folder)}
+        for name, folder in (("small", drafter), ("copy", target))
+    ]
+    pool = {"method": "pool", "drafters": members, "combiner": combiner}
+    made = context_of_llm([str(target)], pool, True, kv_cache_memory_bytes=8 << 20, threads=1)
+    effort = replace(QUICK, tokens=12, samples=200, length=2)
+    checks = list(chisquare.run_checks(replace(made, prompts=PROMPTS, effort=effort)))
+    assert all(check.passed for check in checks), checks
+    assert {"match, the engine's drafter", "control: keeps every draft token"} <= {
+        check.name.removeprefix("acceptance method ") for check in checks
+    }
+
+
 @pytest.mark.parametrize("name", ["match", "block", "rejection"])
 def test_the_enumeration_is_exact_for_exact_rules_alone(name: str) -> None:
     assert max(enumeration.errors(ACCEPTANCE_METHODS.load(name)(), 2).values()) < 1e-12
