@@ -8,6 +8,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 
+# The tests start hundreds of Python processes, which would all compile the package again without bytecode files.
+test test-exactness-python test-cluster: export PYTHONDONTWRITEBYTECODE :=
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

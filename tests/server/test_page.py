@@ -120,7 +120,7 @@ def test_commands_are_answered_as_shown() -> None:
             if shown:
                 assert kept(json.loads(shown), json.loads(done.stdout)), done.stdout
             else:
-                assert "error" not in done.stdout.partition("\n")[0]
+                assert '"error":' not in done.stdout.partition("\n")[0]  # a sampled text may have the word
                 assert '"prompt_token_ids"' in done.stdout or "[DONE]" in done.stdout or "cospec:" in done.stdout
     finally:
         assert server.stop() == 0

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from functools import cache
+from typing import cast
 
 import pytest
 
 from cospec.core.types import Request
 from cospec.errors import InvalidInput, ModelError
+from cospec.execution.pipelined import Pipelined
 from cospec.models.toy import ToyModel
 from cospec.process_utils import others
 from cospec.runtime import drafter_process_executor as module
@@ -127,11 +129,12 @@ def test_a_drafter_that_is_killed_costs_its_drafts(execution_mode: str, caplog: 
 def test_one_that_raises_or_hangs_is_replaced(
     end: str, cause: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if end == "hang":
-        monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
     monkeypatch.setattr(module, "STARTS", 2)
     executor = ProcessExecutor(doomed(3, end))
     engine = under(toy_engine(target(), DrafterProxy(executor)), "pipelined", "process")
+    if end == "hang":  # the dispatcher waits as long as the executor, as with the default limits
+        monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
+        monkeypatch.setattr(cast(Pipelined, engine.execution_mode).dispatcher, "timeout", 1.0)
     assert tokens_of(run_all(engine, requests())) == plain()
     assert cause in caplog.text
     executor.attend(60.0)
