@@ -11,9 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+hypothesis.settings.register_profile("cospec", deadline=None)  # no test asserts time
+hypothesis.settings.load_profile("cospec")
 torch.set_num_threads(1)  # the tests' tensors are tiny; more threads only wait for each other
 
 if not torch.cuda.is_available():

@@ -85,7 +85,7 @@ def test_rate_of_a_key() -> None:
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6), st.booleans()), max_size=60)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(actions=ACTIONS, share=st.sampled_from([0.25, 0.5, 1.0]))
 def test_no_order_of_calls_passes_the_bounds(actions: list[tuple[int, int, bool]], share: float) -> None:
     limits = AdmissionLimits(outputs=8, key_share=share)

@@ -52,7 +52,7 @@ def test_bits_are_tokens(vocab: int, data: st.DataObject) -> None:
     assert allow_all(vocab, 3).shape == (3, num_words(vocab)) and unpack(allow_all(vocab, 3), vocab).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     tokens=st.lists(st.integers(0, 4), min_size=3, max_size=20),
     cuts=st.lists(st.tuples(st.integers(3, 20), st.integers(0, 4)), max_size=6),

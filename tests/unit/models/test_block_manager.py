@@ -88,7 +88,7 @@ class Cache(RuleBasedStateMachine):
             assert [self.read(id, place) for place in range(self.computed[id])] == text[: self.computed[id]]
 
 
-Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)
 TestCache = Cache.TestCase
 
 

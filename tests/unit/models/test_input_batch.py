@@ -60,7 +60,7 @@ def test_tree_without_known_tokens() -> None:
     assert [attended(batch, row) for row in (0, 1)] == [{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 6}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), start=st.integers(0, 40), known=st.integers(0, 5), nodes=st.integers(1, 64))
 def test_tree_nodes_attend_prefix_and_ancestors(data: st.DataObject, start: int, known: int, nodes: int) -> None:
     parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(nodes))

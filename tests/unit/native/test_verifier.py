@@ -34,7 +34,7 @@ def compiled(
     return (verifier or NativeVerifier()).verify(tasks, made.acceptance_method, rows)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     vocab=st.sampled_from([5, 33, 64, 300]),
     seed=st.integers(0, 10**9),
