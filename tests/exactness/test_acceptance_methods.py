@@ -34,14 +34,14 @@ def tables(draw: st.DrawFn) -> Tables:
 
 
 @pytest.mark.parametrize("name", CHAIN_RULES)
-@settings(max_examples=70, deadline=None, derandomize=True)
+@settings(max_examples=70, derandomize=True)
 @given(tables=tables())
 def test_a_sampled_chain_keeps_the_distribution(name: str, tables: Tables) -> None:
     assert total_variation(tables.probs(ACCEPTANCE_METHODS.load(name)()), tables.wanted()) < EXACT
 
 
 @pytest.mark.parametrize("name", ["match", *CHAIN_RULES])
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(tables=tables())
 def test_any_chosen_chain_keeps_the_distribution(name: str, tables: Tables) -> None:
     vocab = len(tables.p[()])
@@ -49,7 +49,7 @@ def test_any_chosen_chain_keeps_the_distribution(name: str, tables: Tables) -> N
         assert total_variation(tables.probs(ACCEPTANCE_METHODS.load(name)(), point), tables.wanted()) < EXACT, point
 
 
-@settings(max_examples=70, deadline=None, derandomize=True)
+@settings(max_examples=70, derandomize=True)
 @given(tables=tables())
 def test_block_keeps_at_least_as_much_as_rejection(tables: Tables) -> None:
     block, rejection = (tables.accepted(ACCEPTANCE_METHODS.load(name)()) for name in ("block", "rejection"))
@@ -66,7 +66,7 @@ def test_block_keeps_more_where_it_can() -> None:
 
 
 @pytest.mark.parametrize("name", CHAIN_RULES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(tables=tables())
 def test_the_target_as_its_own_drafter_is_always_accepted(name: str, tables: Tables) -> None:
     own = Tables(tables.depth, tables.p, tables.p)

@@ -125,7 +125,7 @@ def tokens(found: dict[str, list[Event]], prefix: str = "neighbour") -> dict[str
     return {id: [t for e in events for t in e.tokens] for id, events in found.items() if id.startswith(prefix)}
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(extremes(), min_size=1, max_size=3), length=st.sampled_from([0, 1, 4]))
 def test_extreme_parameters_change_no_neighbours_tokens(
     engine: Engine, several: list[SamplingParams], length: int

@@ -55,7 +55,7 @@ PARAMS = st.builds(
 ).flatmap(lambda params: st.builds(replace, st.just(params), min_tokens=st.integers(0, params.max_tokens or 0)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), params=PARAMS, ngram=st.booleans())
 def test_any_cut_ends_alike(text: TextInfo, data: st.DataObject, params: SamplingParams, ngram: bool) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3))

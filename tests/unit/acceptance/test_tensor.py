@@ -27,7 +27,7 @@ def tensor(*values: int) -> torch.Tensor:
     return torch.tensor([random.signed(value) for value in values])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(seed=WORD, stream=WORD, counter=st.tuples(st.integers(0, 2**63), WORD, WORD, WORD))
 def test_words_are_those_of_the_generator(seed: int, stream: int, counter: tuple[int, int, int, int]) -> None:
     places = [tensor(counter[0] + 1, counter[0] + 2), *(tensor(word) for word in counter[1:])]
@@ -36,7 +36,7 @@ def test_words_are_those_of_the_generator(seed: int, stream: int, counter: tuple
     assert found.flatten().tolist() == wanted.tolist()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(seed=WORD, base=st.integers(0, 10**6), ahead=st.integers(0, 64), branch=st.integers(0, 64), vocab=WORD)
 def test_draws_are_those_of_the_streams(seed: int, base: int, ahead: int, branch: int, vocab: int) -> None:
     draws, position, vocab = RandomStreams(seed, base), base + ahead, 1 + vocab % 300
@@ -58,7 +58,7 @@ def test_the_first_of_equal_values_wins() -> None:
     assert to_unit_interval(words).min() > 0
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(
     vocab=st.sampled_from([5, 33, 64, 300]),
     seed=st.integers(0, 10**9),

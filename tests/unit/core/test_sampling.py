@@ -59,7 +59,7 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
         yield torch.float64 if request.param == "float64" else torch.float32
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(
     given_params=params(),
     seed=st.integers(0, 10**6),

@@ -114,7 +114,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestProtocol.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def one_lost_update(network: Network) -> Sequence[tuple[int, ...]]:
