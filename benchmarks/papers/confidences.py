@@ -12,6 +12,10 @@ CONFIDENCES = Source("confidences", "python -m benchmarks.confidences")
 TEMPERATURES = (0.0, 0.8)
 DRAFTERS = ("generic", *DOMAINS)
 LENGTHS = (1, 2, 4, 6, 8, 12)
+TOP_OVER_ALL = {
+    "Acceptance of judged tokens": "top_over_all",
+    "Accepted over drafted tokens": "top_over_all_drafted",
+}
 INTERVAL = "{value:.2f} ({low:.2f} to {high:.2f})"
 SETTING = (
     "Drafts are chains, verified by `rejection`, on 48 prompts of each domain. Confidence is the drafter's probability "
@@ -40,24 +44,14 @@ def by_probability(results: Results) -> Section:
         ]
         rows += [
             results.row(
-                f"Acceptance of judged tokens, the top tenth over all, {name}, {at}",
+                f"{what}, the top tenth over all, {name}, {at}",
                 "1.8 (80% higher)",
                 CONFIDENCES,
-                lambda found, name=name, temperature=temperature: times(
-                    row_of(found, name, temperature)["top_over_all"]
+                lambda found, figure=figure, name=name, temperature=temperature: times(
+                    row_of(found, name, temperature)[figure]
                 ),
             )
-            for name in DRAFTERS
-        ]
-        rows += [
-            results.row(
-                f"Accepted over drafted tokens, the top tenth over all, {name}, {at}",
-                "1.8 (80% higher)",
-                CONFIDENCES,
-                lambda found, name=name, temperature=temperature: times(
-                    row_of(found, name, temperature)["top_over_all_drafted"]
-                ),
-            )
+            for what, figure in TOP_OVER_ALL.items()
             for name in DRAFTERS
         ]
         rows.append(

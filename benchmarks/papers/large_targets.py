@@ -146,7 +146,14 @@ def qwen_scenario(computed_drafter: bool) -> Scenario:
     return given.model_copy(update={"target": target, "drafting": priced(given.drafting), "variants": variants})
 
 
-def mixture_beside_dense(tokens: int) -> str:
+def draft_token_ms(computed_drafter: bool) -> float:
+    """Milliseconds of a draft token in ``qwen_scenario``, for one sequence without cached tokens."""
+    drafting = qwen_scenario(computed_drafter).drafting
+    assert drafting is not None, "the scenario drafts"
+    return 1e3 * drafting.cost.built(FOLDER).seconds(0.0, 1.0, 1.0)
+
+
+def mixture_and_dense(tokens: int) -> str:
     """Milliseconds of a forward of Mixtral on eight A100, and of one that reads all experts."""
     server = a100(8)
     fitted = MIXTRAL.cost(server, 0.0).built(FOLDER).tokens(tokens)

@@ -209,13 +209,13 @@ def model(results: Results) -> Section:
 
 def lookup(results: Results) -> Section:
     """Figure 12."""
-    rows = looked_up(results, figures.LOOKUP, "Mistral-7B in the paper")
-    rows += looked_up(results, large_targets.MIXTURE, "Mixtral-8x7B")
+    rows = lookup_rows(results, figures.LOOKUP, "Mistral-7B in the paper")
+    rows += lookup_rows(results, large_targets.MIXTURE, "Mixtral-8x7B")
     rows += [
         results.computed(
             f"A forward of {tokens} token{'s' if tokens > 1 else ''}, Mixtral-8x7B and all experts read",
             "",
-            large_targets.mixture_beside_dense(tokens),
+            large_targets.mixture_and_dense(tokens),
         )
         for tokens in (1, 2, 4, 8, 16, 64)
     ]
@@ -231,7 +231,7 @@ def lookup(results: Results) -> Section:
     )
 
 
-def looked_up(results: Results, source: Source, who: str) -> list[Row]:
+def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
     """What a sweep of rates with prompt lookup says."""
     found = results.read(source)
     claims: tuple[tuple[str, str, Callable[[Curves], str]], ...] = (
