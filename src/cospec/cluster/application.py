@@ -85,7 +85,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     replica = _deployment(
         EngineReplica,
         name=TARGET,
-        **_places(config.target),
+        **_placement_options(config.target),
         max_ongoing_requests=QUEUE_PER_SEQUENCE * engine.max_num_seqs,
         request_router_config=RequestRouterConfig(**router),
         **_replicas(config.target.scale),
@@ -134,7 +134,7 @@ def _threaded(config: ClusterConfig) -> EngineConfig:
     return engine.model_copy(update={"threads": max(1, math.floor(own.num_cpus / processes))})
 
 
-def _places(target: TargetOptions) -> dict[str, Any]:
+def _placement_options(target: TargetOptions) -> dict[str, Any]:
     """Where a replica runs: the replica alone, or a placement group whose further bundles are for its stages."""
     own = target.placement
     if target.stages is None:

@@ -68,7 +68,7 @@ class EngineReplica:
         self._address = ""
         self._stages = None if stages is None else ReplicaStages(stages.placement, config.pipeline_parallel_size)
         if self._stages is not None:
-            config = await self._stages.bound(config)
+            config = await self._stages.engine_config(config)
         if nodes is not None:
             self._address = nodes.free_address()
             config = _bound(config, self._address, nodes.keys)

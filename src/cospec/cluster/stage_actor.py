@@ -63,7 +63,7 @@ class ReplicaStages:
         self._token_file, self._addresses = Path(name), list[str]()
         self._actors = [self._start(stage, 0) for stage in range(count)]
 
-    async def bound(self, config: EngineConfig) -> EngineConfig:
+    async def engine_config(self, config: EngineConfig) -> EngineConfig:
         """Wait for the hosts, and return the configuration of an engine whose stages run there."""
         self._addresses = [await actor.address.remote() for actor in self._actors]
         return config.model_copy(

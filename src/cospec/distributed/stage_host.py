@@ -20,8 +20,8 @@ from cospec.runtime.transport import ChildProcess
 WORKER = "cospec.distributed.stage_worker"  # not imported: the host needs no torch
 ADMITTED = b"\1"
 LEAST_TOKEN = 16  # characters
-LOOK_MILLISECONDS = 100  # between two looks whether a process has ended
-GONE = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
+POLL_MILLISECONDS = 100  # between two checks whether a process has ended
+HANGUP = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # ends connections to a machine without power
 
 
@@ -102,8 +102,8 @@ class StageHost:
             with self._lock:
                 self._processes.add(process)
             ended = select.poll()
-            ended.register(stream, GONE)
-            while process.running and not ended.poll(LOOK_MILLISECONDS):
+            ended.register(stream, HANGUP)
+            while process.running and not ended.poll(POLL_MILLISECONDS):
                 pass
             process.close()
             with self._lock:
@@ -111,7 +111,7 @@ class StageHost:
 
 
 def _keep_alive(stream: socket.socket) -> None:
-    """Have the system notice a machine that is gone without a word."""
+    """Have the kernel end the connection to a machine that is off or unreachable."""
     stream.setblocking(True)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():

@@ -1,4 +1,4 @@
-"""The engine's end of stage hosts: starts each stage on its machine, or on another machine that answers."""
+"""The engine's side of stage hosts: starts each stage on its machine, or on another machine that answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cospec.runtime.drafter_process_executor import Worker
 from cospec.runtime.transport import ChannelClosed
 
 ANSWER_SECONDS = 5.0  # for a host; a frozen host accepts connections and answers nothing
-AGAIN_SECONDS = 0.5  # between two rounds through the hosts
+RETRY_SECONDS = 0.5  # between two rounds through the hosts
 REFUSES, SILENT = "refuses the token", "does not answer"
 
 
@@ -77,7 +77,7 @@ class StageMachines:
                 listed = ", ".join(f"{host} {reason}" for host, reason in zip(order, reasons, strict=True))
                 raise ModelError(f"No stage host starts stage {shard.stage}: {listed}.")
             refused = set(reasons) == {REFUSES}
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RETRY_SECONDS)
 
     def _ask(self, host: Address) -> socket.socket | str:
         """Return a connection to a new process, or why the host gives none."""

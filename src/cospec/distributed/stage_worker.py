@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
     descriptor, name, *accepted = arguments
     stream = inherited(descriptor)
     if accepted:
-        threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
+        threading.Thread(target=_end_with_host, args=(stream,), daemon=True).start()
         stream = socket.socket(fileno=int(accepted[0]))
     run(stream, name)
 
@@ -228,7 +228,7 @@ def _result_link(links: LinkConfig) -> LinkConfig:
     return LinkConfig(delay=links.result_delay, bandwidth=links.result_bandwidth)
 
 
-def _end_with(parent: socket.socket) -> None:
+def _end_with_host(parent: socket.socket) -> None:
     """End with the stage host, also while weights are loaded."""
     parent.recv(1)
     os._exit(0)
