@@ -7,20 +7,20 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
 
 from cospec.cluster import state_file
+from harness.completions import complete
+from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
@@ -75,27 +75,12 @@ def engine_seconds(pid: int) -> float:
     return sum(sum(psutil.Process(engine).cpu_times()[:2]) for engine in engines)
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
-        threading.Event().wait(0.2)
-    assert what()
-
-
 def status(cluster: ClusterProcess) -> dict[str, Any]:
     """What ``cospec cluster status`` prints."""
     command = [sys.executable, "-m", "cospec", "cluster", "status", "--name", cluster.name]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
     return dict(json.loads(found.stdout))
-
-
-def complete(cluster: ClusterProcess, ask: Ask) -> tuple[list[int], str]:
-    body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    return choice["token_ids"], choice["text"]
 
 
 def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
@@ -112,11 +97,11 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
             threading.Event().wait(3)  # autoscaling wants a second replica now, and there is no room
             assert len(cluster.replicas()) == 1
             with machine(cluster) as second:
-                wait_for(lambda: replicas(second.pid))
+                until(lambda: replicas(second.pid))
                 assert [each["alive"] for each in status(cluster)["machines"]] == [True, True]
-                wait_for(lambda: engine_seconds(second.pid) > 0)
+                until(lambda: engine_seconds(second.pid) > 0)
                 before = engine_seconds(second.pid)
-                wait_for(lambda: engine_seconds(second.pid) > before + 0.5)
+                until(lambda: engine_seconds(second.pid) > before + 0.5)
                 ended.set()
                 for each in writing:
                     each.result()

@@ -25,11 +25,12 @@ from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
-from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, peers, until
+from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, peers
 from harness.overlap import MODES, under
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, toy
 from harness.toys import make_request, run_all, tokens_of, toy_engine, with_pool
+from harness.waiting import until
 
 pytest.importorskip("zmq")
 pytestmark = pytest.mark.cluster

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +13,9 @@ import httpx
 import pytest
 from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
+
+from harness.completions import complete
+from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
@@ -41,21 +42,6 @@ def figure(cluster: ClusterProcess, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"cospec:{name}{{"))
 
 
-def complete(cluster: ClusterProcess, ask: Ask, **more: Any) -> tuple[list[int], str]:
-    body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling, **more}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    return choice["token_ids"], choice["text"]
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
-        threading.Event().wait(0.2)
-    assert what()
-
-
 def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
     asks = [Ask(prompt, seed) for prompt in PROMPTS for seed in (None, 1, 2)]
     expected = expect(asks)
@@ -69,7 +55,7 @@ def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
         found = httpx.get(f"{cluster.url}/cluster", timeout=30).json()["nodes"]
         return [node for node in found if node["state"] == "ready"]
 
-    wait_for(lambda: len(joined()) == 2)
+    until(lambda: len(joined()) == 2)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda prompt: complete(cluster, Ask(prompt, None)), PROMPTS * 3))
     assert all(node["drafts"] > 0 for node in joined())
@@ -90,13 +76,13 @@ def test_a_client_that_leaves_frees_its_request(cluster: ClusterProcess) -> None
     body = {"prompt": PROMPTS[0], "stream": True, "max_tokens": 900, "ignore_eos": True, "temperature": 0}
     with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
-    wait_for(lambda: figure(cluster, "num_requests_live") == 0 and figure(cluster, "num_requests_running") == 0)
+    until(lambda: figure(cluster, "num_requests_live") == 0 and figure(cluster, "num_requests_running") == 0)
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
 def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.Signals) -> None:
     # An engine that starts is busy too, and is not the engine of the request.
-    wait_for(lambda: len(cluster.engines()) == 2 and cluster.idle())
+    until(lambda: len(cluster.engines()) == 2 and cluster.idle())
     ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
     expected, replayed = complete(cluster, ask, **more), figure(cluster, "requests_replayed_total")
     body = {"prompt": ask.prompt, "return_token_ids": True, "stream": True, **ask.sampling, **more}
@@ -117,7 +103,7 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
 
 
 def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> None:
-    wait_for(lambda: len(cluster.engines()) == 2 and cluster.idle())
+    until(lambda: len(cluster.engines()) == 2 and cluster.idle())
     asks = [Ask(prompt, seed) for prompt in PROMPTS[:2] for seed in (None, 1)]
     expected = expect(asks)
     for engine in cluster.engines():

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
 
-from harness.stage_hosts import until
+from harness.completions import complete
+from harness.waiting import until
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
@@ -29,14 +29,6 @@ CONFIG = {
         "stages": {"placement": {"num_cpus": 1, "resources": {"stages": 1}}, "strategy": "SPREAD"},
     },
 }
-
-
-def complete(cluster: ClusterProcess, ask: Ask) -> tuple[list[int], str]:
-    body = {"prompt": ask.prompt, "return_token_ids": True, **ask.sampling}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=90)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    return choice["token_ids"], choice["text"]
 
 
 def below(name: str) -> list[int]:

@@ -26,8 +26,9 @@ from cospec.models.loading import LoadOptions
 from harness.llamas import PAGE, llama_engine, load
 from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, running, sharded
 from harness.shards import ShardsHere
-from harness.stage_hosts import HostProcess, until
+from harness.stage_hosts import HostProcess
 from harness.toys import tokens_of
+from harness.waiting import until
 
 pytestmark = pytest.mark.cluster
 

@@ -22,11 +22,12 @@ from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
 from harness.llamas import PAGE, VOCAB, llama_engine, load, write_pair
-from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
+from harness.nodes import NodeProcess, hub_for_tests, on_nodes
 from harness.pools import pool_of
 from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, requests, running, sharded
 from harness.shards import ShardsHere
 from harness.toys import ScriptedDrafter, run_all, tokens_of
+from harness.waiting import until
 
 pytestmark = pytest.mark.cluster
 

@@ -23,8 +23,9 @@ from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.executors import InlineExecutor
 from cospec.runtime.messages import DrafterInfo
 from cospec.sampling_params import SamplingParams
-from harness.nodes import hub_for_tests, thread_node, until
+from harness.nodes import hub_for_tests, thread_node
 from harness.remote_drafters import Recording, TcpWorker, recipe_of
+from harness.waiting import until
 
 
 def placed(name: str, log: Path) -> Executor:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,14 +25,6 @@ from cospec.runtime.drafter_proxy import DrafterProxy
 from harness.remote_drafters import VOCAB, recipe_of
 
 ANY_PORT = "tcp://127.0.0.1:*"
-
-
-def until(condition: Callable[[], bool], what: str = "the condition", seconds: float = 30.0) -> None:
-    """Wait until ``condition`` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} was never true"
-        time.sleep(0.005)
 
 
 def hub_for_tests(vocab_size: int = VOCAB, **options: object) -> NodeHub:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -42,11 +39,3 @@ class HostProcess:
     def stages(self) -> list[int]:
         """Process ids of the stages that run here."""
         return [child.pid for child in psutil.Process(self.process.pid).children()]
-
-
-def until(what: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for something that happens in another process."""
-    deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert what()

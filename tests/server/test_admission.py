@@ -17,8 +17,9 @@ from cospec.errors import InvalidInput
 from cospec.server.admission import Admission, AdmissionLimits
 from cospec.server.errors import Overloaded
 from cospec.server.settings import ServerSettings
+from harness.waiting import until
 from server.test_errors import error_of
-from server.test_operations import active, engine_running, wait_until
+from server.test_operations import active, engine_running
 
 if TYPE_CHECKING:
     from server.conftest import Running
@@ -113,8 +114,8 @@ def test_a_full_queue_answers_429_before_the_body_is_read(server_of: Callable[..
         assert error_of(refused, 429)["code"] == "rate_limit_exceeded"
         assert refused.headers["retry-after"] == "1"
         assert server.http.get("/health").status_code == 200
-    wait_until(lambda: active(server) == 0)
-    wait_until(lambda: server.post("/v1/completions", prompt="ab", max_tokens=2).status_code == 200)
+    until(lambda: active(server) == 0)
+    until(lambda: server.post("/v1/completions", prompt="ab", max_tokens=2).status_code == 200)
 
 
 @pytest.mark.parametrize("prompt", ["REFUSE", "", "x" * 300, "STUMBLE"])
@@ -154,7 +155,7 @@ def test_deadline_ends_a_call(server_of: Callable[..., Running]) -> None:
     *_, last, done = [line for line in streamed.text.splitlines() if line]
     assert done == "data: [DONE]"
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
-    wait_until(lambda: engine_running(server) == 0)
+    until(lambda: engine_running(server) == 0)
     assert server.post("/v1/completions", prompt="ab", max_tokens=2).json()["choices"][0]["text"] == "ab"
 
 
@@ -172,7 +173,7 @@ def test_stream_closed_before_its_first_token(server: Running, caplog: pytest.Lo
     for _ in range(10):
         with socket.create_connection((host, int(port))) as sender:
             sender.sendall(head + body)
-    wait_until(lambda: active(server) == 0)
+    until(lambda: active(server) == 0)
     assert server.post("/v1/completions", prompt="ab", max_tokens=1).status_code == 200
     assert "StopAsyncIteration" not in caplog.text
     assert "Exception in ASGI application" not in caplog.text

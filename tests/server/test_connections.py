@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from cospec.server.connections import MIN_CONNECTIONS, connection_limit
-from server.test_operations import active, wait_until
+from harness.waiting import until
+from server.test_operations import active
 
 if TYPE_CHECKING:
     from server.conftest import Running
@@ -115,8 +116,8 @@ def test_a_client_that_reads_nothing_is_dropped(server_of: Callable[..., Running
     with connect(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        wait_until(lambda: active(server) == 100)
-        wait_until(lambda: active(server) == 0, 60)
+        until(lambda: active(server) == 100)
+        until(lambda: active(server) == 0, 60)
 
 
 def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running]) -> None:
@@ -152,10 +153,10 @@ def test_new_connections_close_where_all_others_are_at_work(
             assert closes(refused) == b""
     assert len([record for record in caplog.records if "refuses new ones" in record.message]) == 1
     clients.pop().close()
-    wait_until(lambda: _answers(server))
+    until(lambda: _answers(server))
     for client in clients:
         client.close()
-    wait_until(lambda: active(server) == 0)
+    until(lambda: active(server) == 0)
 
 
 def _answers(server: Running) -> bool:

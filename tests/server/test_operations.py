@@ -6,8 +6,6 @@ import asyncio
 import concurrent.futures
 import json
 import socket
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -16,16 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import cospec
 from cospec.server.run import bind
+from harness.waiting import until
 
 if TYPE_CHECKING:
     from server.conftest import Running
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def active(server: Running) -> int:
@@ -144,7 +136,7 @@ def test_client_that_goes_away_frees_its_requests(server: Running, stream: bool)
             with pytest.raises(httpx.ReadTimeout):
                 http.post("/v1/completions", json=body, timeout=0.3)
     # Left alone they would run forever.
-    wait_until(lambda: engine_running(server) == 0)
+    until(lambda: engine_running(server) == 0)
     assert active(server) == 0
     text = server.http.get("/metrics").text
     aborted = next(line for line in text.splitlines() if "request_success_total" in line and '"abort"' in line)
@@ -168,9 +160,9 @@ def test_drain_finishes_what_runs_and_refuses_what_comes(own_server: Running) ->
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(own_server.post, "/v1/completions", prompt="SLOW", max_tokens=100)
-        wait_until(lambda: active(own_server) == 1)
+        until(lambda: active(own_server) == 1)
         drain = asyncio.run_coroutine_threadsafe(own_server.client.drain(30), own_server.loop)
-        wait_until(lambda: own_server.http.get("/ready").status_code == 503)
+        until(lambda: own_server.http.get("/ready").status_code == 503)
         refused = own_server.post("/v1/completions", prompt="a")
         assert refused.status_code == 503
         assert "draining" in refused.json()["error"]["message"]
@@ -184,7 +176,7 @@ def test_drain_that_takes_too_long_ends_the_rest(own_server: Running) -> None:
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         running = pool.submit(own_server.post, "/v1/completions", prompt="FOREVER")
-        wait_until(lambda: active(own_server) == 1)
+        until(lambda: active(own_server) == 1)
         asyncio.run_coroutine_threadsafe(own_server.client.drain(0.05), own_server.loop).result(30)
         assert running.result().json()["choices"][0]["finish_reason"] == "abort"
         assert engine_running(own_server) == 0

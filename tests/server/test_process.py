@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from cospec.sampling_params import SamplingParams
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
 from cospec.text.input_processor import make_requests
+from harness.waiting import until
 from server.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
@@ -85,20 +85,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 def begin(url: str, prompt: str) -> tuple[threading.Thread, list[httpx.Response]]:
     """A slow request under way in a thread."""
     answers: list[httpx.Response] = []
     body = {"prompt": prompt, "max_tokens": 150}
     thread = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60)))
     thread.start()
-    wait_until(lambda: 'cospec:num_requests_running{model_name="fake"} 1.0' in httpx.get(f"{url}/metrics").text)
+    until(lambda: 'cospec:num_requests_running{model_name="fake"} 1.0' in httpx.get(f"{url}/metrics").text)
     return thread, answers
 
 
@@ -109,12 +102,12 @@ def test_sigterm_to_the_group_drains_and_exits_with_zero(served: Start) -> None:
         assert idle.get("/ready").status_code == 200
         thread, answers = begin(url, "SLOW")
         os.killpg(process.pid, signal.SIGTERM)
-        wait_until(lambda: idle.get("/ready").status_code == 503)
+        until(lambda: idle.get("/ready").status_code == 503)
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
         thread.join(60)
     assert answers[0].json()["usage"]["completion_tokens"] == 150
     assert process.wait(30) == 0
-    wait_until(lambda: not any(alive(pid) for pid in engine))
+    until(lambda: not any(alive(pid) for pid in engine))
 
 
 def test_drain_has_a_time_limit(served: Start) -> None:
@@ -130,7 +123,7 @@ def test_second_signal_ends_the_drain(served: Start) -> None:
     process, url = served(600)
     thread, answers = begin(url, "FOREVER")
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+    until(lambda: httpx.get(f"{url}/ready").status_code == 503)
     process.send_signal(signal.SIGINT)
     thread.join(60)
     assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
@@ -139,11 +132,11 @@ def test_second_signal_ends_the_drain(served: Start) -> None:
 
 def test_sigterm_while_a_model_loads(served: Start) -> None:
     process, _ = served(600, "endless")
-    wait_until(lambda: len(children(process.pid)) > 0)
+    until(lambda: len(children(process.pid)) > 0)
     engine = children(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    wait_until(lambda: not any(alive(pid) for pid in engine))
+    until(lambda: not any(alive(pid) for pid in engine))
 
 
 def test_engine_ends_with_a_killed_server(served: Start) -> None:
@@ -152,7 +145,7 @@ def test_engine_ends_with_a_killed_server(served: Start) -> None:
     assert engine
     process.kill()
     process.wait(10)
-    wait_until(lambda: not any(alive(pid) for pid in engine))
+    until(lambda: not any(alive(pid) for pid in engine))
 
 
 def test_server_without_restarts_ends_with_its_engine(served: Start) -> None:

@@ -81,16 +81,17 @@ def drawn(figures: ModuleType, slope: float, prompts: int = 30, each: int = 100)
     ]
 
 
-def test_confidences_that_tell_and_confidences_that_do_not(figures: ModuleType) -> None:
-    told, untold = (figures.by_confidence(drawn(figures, slope)) for slope in (1.0, 0.0))
+def test_informative_and_random_confidences(figures: ModuleType) -> None:
+    informative, random = (figures.by_confidence(drawn(figures, slope)) for slope in (1.0, 0.0))
     # with P(accepted | c) = c: the top tenth has 0.95 over 0.5, and accepted tokens are above with 5/6 in the limit
-    assert told["top_over_all"]["value"] == pytest.approx(1.9, abs=0.1)
-    assert told["accepted_above_rejected"]["value"] == pytest.approx(5 / 6, abs=0.02)
-    assert [each["acceptance"]["value"] for each in told["tenths"]] == pytest.approx(np.arange(0.05, 1, 0.1), abs=0.08)
-    assert told["accepted"]["quartiles"][1] > 0.6 > 0.4 > told["rejected"]["quartiles"][1]
+    assert informative["top_over_all"]["value"] == pytest.approx(1.9, abs=0.1)
+    assert informative["accepted_above_rejected"]["value"] == pytest.approx(5 / 6, abs=0.02)
+    tenths = [each["acceptance"]["value"] for each in informative["tenths"]]
+    assert tenths == pytest.approx(np.arange(0.05, 1, 0.1), abs=0.08)
+    assert informative["accepted"]["quartiles"][1] > 0.6 > 0.4 > informative["rejected"]["quartiles"][1]
     for name, neutral in (("top_over_all", 1.0), ("accepted_above_rejected", 0.5)):
-        assert untold[name]["low"] < neutral < untold[name]["high"]
-        assert told[name]["low"] < told[name]["value"] < told[name]["high"]
+        assert random[name]["low"] < neutral < random[name]["high"]
+        assert informative[name]["low"] < informative[name]["value"] < informative[name]["high"]
 
 
 def test_tokens_without_a_decision_count_as_drafted_alone(figures: ModuleType) -> None:

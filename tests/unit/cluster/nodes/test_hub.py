@@ -26,7 +26,8 @@ from cospec.cluster.nodes.wire import (
 )
 from cospec.core.types import DraftBudget
 from harness.node_network import context
-from harness.nodes import Peer, hub_for_tests, on_nodes, peers, until
+from harness.nodes import Peer, hub_for_tests, on_nodes, peers
+from harness.waiting import until
 
 pytest.importorskip("zmq")
 
