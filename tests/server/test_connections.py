@@ -117,7 +117,7 @@ def test_a_client_that_reads_nothing_is_dropped(server_of: Callable[..., Running
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         until(lambda: active(server) == 100)
-        until(lambda: active(server) == 0, 60)
+        until(lambda: active(server) == 0, seconds=60)
 
 
 def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running]) -> None:
