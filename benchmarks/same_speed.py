@@ -214,7 +214,11 @@ def main() -> None:
     Console(width=120).print(table)
     sys.argv = ["CHECKOUT" if each == str(options.checkout) else each for each in sys.argv]  # no path of this machine
     settings = {name: value for name, value in vars(options).items() if name != "checkout"}
-    print("written to", write(options.name, {"options": settings, "rows": cells.rows()}))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=checkouts["theirs"], capture_output=True, text=True, check=True
+    )
+    found = {"other_commit": commit.stdout.strip(), "options": settings, "rows": cells.rows()}
+    print("written to", write(options.name, found))
 
 
 if __name__ == "__main__":
