@@ -2,8 +2,8 @@
 
 Run ``python -m benchmarks.second_implementations [PAIR ...]``. Both engines of a pair are in this process and write as
 many tokens for the same prompts, in turns. Figures are the median of the paired ratios of seconds, readable over
-native, and the 95% bootstrap interval. A second implementation stays only where the ratio is at least 1.05. The rows of
-pairs that did not run stay in the results.
+native, and the 95% bootstrap interval. A second implementation stays where the ratio is at least ``GAIN`` at a batch,
+or for the reason in ``REASONS``. The rows of pairs that did not run stay in the results.
 
 - lockstep: ``native/pool_lockstep.py`` against ``drafters/pool/lockstep.py``, in pools of four drafters of the zoo.
 - steps: ``--native auto`` against ``--native off``, which also runs acceptance methods and rollouts in Python.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +58,11 @@ ENSEMBLE: dict[str, Any] = {
     "models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "lambda": 0.4}, "collaboration": {"gamma": 3},
 }  # fmt: skip
 BATCHES = (1, 8)
+GAIN = 1.05  # at a batch, for which a second implementation stays
+REASONS = {  # why a second implementation stays without such a gain
+    "rollouts": "one implementation with pool rollouts and proposals, which gain",
+    "tensors": "for a GPU alone; no gain measured",
+}
 ROOM = 1 << 28  # bytes of KV caches of each engine
 RESULTS = ROOT / "benchmarks" / "results" / "second_implementations.json"
 Patched = Callable[[], AbstractContextManager[Any]]
@@ -209,6 +214,19 @@ PAIRS: dict[str, Callable[[int], Pair]] = {
     ),
     "tensors": lambda batch: Pair(stepwise(CHAIN, batch, False), stepwise(CHAIN, batch, False), 0.8, TENSORS),
 }
+
+
+def why_it_stays(name: str, ratios: Mapping[int, float]) -> str:
+    """Why the native part of a pair stays, by its ratios at each batch.
+
+    Raises:
+        LookupError: there is neither a gain nor a declared reason.
+    """
+    gains = {batch: ratio for batch, ratio in ratios.items() if round(ratio, 2) >= GAIN}
+    if not gains:
+        return REASONS[name]
+    batch = max(gains, key=lambda each: gains[each])
+    return f"gains {gains[batch]:.2f} at batch {batch}"
 
 
 def runner(llm: LLM, params: SamplingParams, patched: Patched) -> Callable[[Sequence[str]], list[Any]]:

@@ -295,10 +295,16 @@ def fidelity(found: Found) -> Iterator[str]:
 
 def second_implementations(found: Found) -> Iterator[str]:
     """Speed of each native implementation over its readable twin."""
-    yield from _head("pair", "batch", "temperature", "native over readable", "turns", "tokens")
+    from benchmarks.second_implementations import why_it_stays  # imports torch, which no other table needs
+
+    ratios: dict[str, dict[int, float]] = {}
     for row in found["rows"]:
-        counts = [str(row[key]) for key in ("turns", "tokens")]
-        yield _row(row["name"], str(row["batch"]), f"{row['temperature']:g}", _ratio(row), *counts)
+        ratios.setdefault(row["name"], {})[row["batch"]] = row["ratio"]
+    heads = ("pair", "batch", "temperature", "native over readable", "turns", "tokens", "why the native part stays")
+    yield from _head(*heads)
+    for row in found["rows"]:
+        counts, why = [str(row[key]) for key in ("turns", "tokens")], why_it_stays(row["name"], ratios[row["name"]])
+        yield _row(row["name"], str(row["batch"]), f"{row['temperature']:g}", _ratio(row), *counts, why)
 
 
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def below(name: str) -> list[int]:
     return [pid for pid, command in descendants(os.getpid()).items() if name in command]
 
 
+def token_files() -> set[Path]:
+    """Files with a token, of any replica of this machine."""
+    return set(Path(tempfile.gettempdir()).glob("*.token"))
+
+
 @pytest.fixture
 def machines() -> Iterator[Any]:
     """Two raylets, each with room for one stage."""
@@ -50,7 +56,11 @@ def machines() -> Iterator[Any]:
 
 
 def test_stages_on_two_machines_write_the_tokens_of_one_process(machines: Any, tmp_path: Path) -> None:
-    """Also when a stage host is killed: its stage moves to the other host, and the replica starts the host again."""
+    """Also when a stage host is killed: its stage moves to the other host, and the replica starts the host again.
+
+    A killed replica leaves no file with the token, and the next replica has a token of its own.
+    """
+    files = token_files()
     asks = [Ask(PROMPTS[0], None), Ask(PROMPTS[3], 1)]
     expected = expect(asks)
     with ClusterProcess(CONFIG, tmp_path, address=machines.address) as cluster:
@@ -61,4 +71,8 @@ def test_stages_on_two_machines_write_the_tokens_of_one_process(machines: Any, t
         assert {ask: complete(cluster, ask) for ask in asks} == expected
         until(lambda: len(below(ACTOR)) == 2 and not set(stages) & set(below(STAGE)))
         assert below(REPLICA.format(name=cluster.name)) == replica
+        os.kill(replica[0], signal.SIGKILL)
+        until(lambda: set(below(REPLICA.format(name=cluster.name))) - set(replica))
+        assert {ask: complete(cluster, ask) for ask in asks} == expected
     until(lambda: not below(ACTOR) and not below(STAGE))
+    assert token_files() == files

@@ -7,6 +7,7 @@ naming anybody, ``DIE`` ends the process, ``SLOW`` takes its time,
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from cospec.config import EngineConfig
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.types import Event, FinishReason, Request
+from cospec.distributed.stage_host import read_token
 from cospec.errors import InvalidInput, ModelError, RequestsFailed, words
 from cospec.metrics.engine import EngineMetrics
 from cospec.sampling_params import SamplingParams
@@ -100,6 +102,12 @@ class FakeEngine:
         if config.model == "fatal":
             os._exit(7)
         return cls(config)
+
+    @classmethod
+    def build_with_token(cls, config: EngineConfig) -> FakeEngine:
+        """An engine that read the token of stage hosts; the digest of the token is the model's name."""
+        digest = hashlib.sha256(read_token(config.stage_token_file).encode()).hexdigest()
+        return cls(config.model_copy(update={"served_model_name": digest}))
 
     def add(self, request: Request) -> None:
         text = self._text.decode(list(request.prompt))

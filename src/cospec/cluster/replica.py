@@ -72,7 +72,7 @@ class EngineReplica:
         if nodes is not None:
             self._address = nodes.free_address()
             config = _bound(config, self._address, nodes.keys)
-        await self._client.start(config)
+        await self._client.start(config, () if self._stages is None else self._stages.files)
 
     async def check_health(self) -> None:
         """Raise when the engine process or a stage host has ended for good; Ray Serve then replaces the replica."""

@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cospec.cluster.config import Placement
 from cospec.config import EngineConfig
 from cospec.distributed.links import Address
-from cospec.distributed.stage_host import StageHost, parse_address
+from cospec.distributed.stage_host import StageHost, TokenFile, parse_address
 from cospec.errors import VerifierLost
 
 CLOSE_SECONDS = 5.0  # for the stages of a host
@@ -57,17 +54,19 @@ class ReplicaStages:
     def __init__(self, placement: Placement, count: int) -> None:
         self._options = {key: value for key, value in placement.actor_options.items() if key != "label_selector"}
         self._token = secrets.token_hex(32)
-        descriptor, name = tempfile.mkstemp(prefix="cospec-stage-", suffix=".token")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(self._token)
-        self._token_file, self._addresses = Path(name), list[str]()
+        self._token_file, self._addresses = TokenFile(self._token), list[str]()
         self._actors = [self._start(stage, 0) for stage in range(count)]
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """Descriptors that the engine process inherits; one holds the token."""
+        return (self._token_file.descriptor,)
 
     async def engine_config(self, config: EngineConfig) -> EngineConfig:
         """Wait for the hosts, and return the configuration of an engine whose stages run there."""
         self._addresses = [await actor.address.remote() for actor in self._actors]
         return config.model_copy(
-            update={"stage_machines": tuple(self._addresses), "stage_token_file": self._token_file}
+            update={"stage_machines": tuple(self._addresses), "stage_token_file": self._token_file.path}
         )
 
     async def check(self) -> None:
@@ -88,7 +87,7 @@ class ReplicaStages:
 
     async def close(self) -> None:
         """End the hosts and their stages."""
-        self._token_file.unlink(missing_ok=True)
+        self._token_file.close()
         for actor in self._actors:
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_answer(actor.close.remote()), CLOSE_SECONDS)

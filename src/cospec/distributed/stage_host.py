@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -35,12 +36,40 @@ def read_token(path: Path | None) -> str:
     if path is None:
         raise InvalidInput("stage_token_file", words("not given"), allowed)
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        with path.open(encoding="utf-8") as file:
+            if file.seekable():  # outside Linux, descriptors of a ``TokenFile`` share their place
+                file.seek(0)
+            token = file.read().strip()
     except (OSError, UnicodeDecodeError):
         raise InvalidInput("stage_token_file", str(path), allowed) from None
     if len(token) < LEAST_TOKEN:
         raise InvalidInput("stage_token_file", words(f"{path} with {len(token)} characters"), allowed)
     return token
+
+
+class TokenFile:
+    """A token for child processes, in a file that never has a name.
+
+    The system drops the file with the last process that holds the descriptor, so a killed process leaves nothing.
+
+    Attributes:
+        descriptor: of the file; a child that inherits the descriptor can read ``path``.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open until ``close``
+        self._file.write(token.encode())
+        self._file.flush()
+        self.descriptor = self._file.fileno()
+
+    @property
+    def path(self) -> Path:
+        """Where this process, and a child with the descriptor, reads the token."""
+        return Path(f"/dev/fd/{self.descriptor}")
+
+    def close(self) -> None:
+        """Close the file in this process."""
+        self._file.close()
 
 
 def parse_address(field: str, text: str) -> Address:

@@ -68,14 +68,17 @@ class AsyncEngineClient:
         self._ended = asyncio.Event()
         self._restarts = self._replayed = 0
 
-    async def start(self, config: EngineConfig) -> EngineInfo:
+    async def start(self, config: EngineConfig, files: Sequence[int] = ()) -> EngineInfo:
         """Start the process and wait until the model is loaded.
+
+        Args:
+            files: descriptors that every process inherits; they stay open until ``close``.
 
         Raises:
             ModelError: the engine could not be built; the sentence is the engine's.
         """
         ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep(config, ready))
+        self._keeper = asyncio.create_task(self._keep(config, files, ready))
         try:
             self._info = await ready
         except BaseException:
@@ -213,10 +216,10 @@ class AsyncEngineClient:
                 await self._keeper
         self._finish("The engine process has ended.")
 
-    async def _keep(self, config: EngineConfig, ready: asyncio.Future[EngineInfo]) -> None:
+    async def _keep(self, config: EngineConfig, files: Sequence[int], ready: asyncio.Future[EngineInfo]) -> None:
         """Run processes one after another; says why when there will be no further process."""
         try:
-            reason = await self._run(config, ready)
+            reason = await self._run(config, files, ready)
         except Exception as error:  # the system refuses a process or a socket, or a message is not readable
             log.exception("the engine cannot be kept alive")
             reason = f"The engine cannot be kept alive: {type(error).__name__}: {error}."
@@ -224,10 +227,10 @@ class AsyncEngineClient:
             ready.set_exception(ModelError(reason))
         self._finish(reason)
 
-    async def _run(self, config: EngineConfig, ready: asyncio.Future[EngineInfo]) -> str:
+    async def _run(self, config: EngineConfig, files: Sequence[int], ready: asyncio.Future[EngineInfo]) -> str:
         """Run one process after another until one cannot start or the processes die too often; returns the reason."""
         while True:
-            process = await EngineProcess.start(self._build, config)
+            process = await EngineProcess.start(self._build, config, files)
             try:
                 started, reason = await self._follow(process, ready)
             finally:

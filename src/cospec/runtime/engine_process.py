@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from cospec.config import EngineConfig
 from cospec.runtime.codec import encode_call
@@ -23,11 +23,12 @@ class EngineProcess:
         self._child, self._channel, self._progress = child, channel, progress
 
     @classmethod
-    async def start(cls, build: Build, config: EngineConfig) -> EngineProcess:
+    async def start(cls, build: Build, config: EngineConfig, files: Sequence[int] = ()) -> EngineProcess:
         """Start a process.
 
         Args:
             build: makes the engine inside the process, see ``codec.encode_call``.
+            files: descriptors that the process inherits.
 
         Raises:
             ValueError: the process cannot find ``build`` by its name.
@@ -37,7 +38,7 @@ class EngineProcess:
         with tempfile.TemporaryFile() as file:
             file.truncate(ProgressCounter.SIZE)
             progress = ProgressCounter.of_file(file.fileno())
-            child = ChildProcess(WORKER, [str(file.fileno()), name], [file.fileno()])
+            child = ChildProcess(WORKER, [str(file.fileno()), name], [file.fileno(), *files])
         channel = await AsyncChannel.connect(child.stream, EngineReply)
         channel.send(Start(arguments))
         return cls(child, channel, progress)

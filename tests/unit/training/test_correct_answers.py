@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput
@@ -15,7 +17,7 @@ from cospec.training.correct_answers import AnswerWriter, final_answer, read_que
 from cospec.training.distill_data import DistillData, DistillOptions
 from cospec.training.family import new_model
 from cospec.training.generate import WritingPlan
-from cospec.training.recipe import AnswerRule, TrainingRecipe
+from cospec.training.recipe import AnswerRule, Distillation, TrainingRecipe
 
 RULE = AnswerRule()
 
@@ -40,6 +42,13 @@ def test_a_pattern_has_a_group() -> None:
     for pattern in (r"\d+", "("):
         with pytest.raises(InvalidInput, match="a regular expression"):
             parse(AnswerRule, {"pattern": pattern}, "answers.")
+
+
+def test_the_recipe_on_the_page_for_contributors_is_the_default() -> None:
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (given,) = re.findall(r"```yaml\ndistillation:\n(.*?)```", page, flags=re.DOTALL)
+    found = parse(Distillation, yaml.safe_load(given), "distillation.")
+    assert found.answers == RULE and Distillation().answers is None
 
 
 class Teacher:
