@@ -57,8 +57,8 @@ def test_a_killed_process_leaves_no_token(tmp_path: Path) -> None:
         assert parent.stdout.readline().split() == [hashlib.sha256(TOKEN.encode()).hexdigest()] * 2
         processes = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children(recursive=True)]
         assert len(processes) >= 3
-        told = [text for each in processes for text in (*each.cmdline(), *each.environ().values())]
-        assert not any(TOKEN in text for text in told)
+        visible = [text for each in processes for text in (*each.cmdline(), *each.environ().values())]
+        assert not any(TOKEN in text for text in visible)
         assert not list(temporary.iterdir())
         parent.kill()
     until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes))
