@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cospec import LLM, register_blend, register_drafter
 from cospec.acceptance.recursive import Recursive
-from cospec.core.rng import RandomStreams
+from cospec.acceptance.residual import residual
+from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.tree import children
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
@@ -166,6 +167,37 @@ def test_a_wrong_rule_for_trees_fails_the_chi_square(branching: CheckContext, mo
     found = {check.name: check for check in chisquare.run_checks(replace(branching, acceptance_methods=("recursive",)))}
     check = found["acceptance method recursive, the engine's drafter"]
     assert not check.passed and NO_DRAFTS not in check.notes
+
+
+class ForgetsSiblings(Recursive):
+    """Tests each child against the whole distribution, as if no sibling had been rejected before; right on chains."""
+
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        path, node = list[int](), -1
+        while offered := children(draft.parents, node):
+            position, row = draft.base_len + len(path), target.distribution[node + 1]
+            rest, kept = row, None
+            for place, child in enumerate(offered):
+                (uniform,) = draws.uniforms(position, 1, StreamKind.ACCEPT, place)
+                drawn_with = 1.0 if draft.q is None else draft.q[child, draft.tokens[child]]
+                if uniform * drawn_with < row[draft.tokens[child]]:
+                    kept = child
+                    break
+                rest = residual(rest, draft, child)
+                rest = rest / rest.sum()
+            if kept is None:
+                return VerifyResult(tuple(path), draws.token(rest, position, StreamKind.RECOVER), bonus=False)
+            path.append(kept)
+            node = kept
+        return VerifyResult(tuple(path), target.draw(node + 1, draft.base_len + len(path), draws), bonus=True)
+
+
+def test_the_enumeration_covers_trees() -> None:
+    """Also of a rule with its own stream of drafts; a rule that is wrong on trees alone is seen there."""
+    right, wrong = enumeration.errors(Recursive(), 2), enumeration.errors(ForgetsSiblings(), 2)
+    assert max(right.values()) < enumeration.EXACT
+    assert wrong.pop("chosen trees") > enumeration.SEEN
+    assert max(wrong.values()) < enumeration.EXACT
 
 
 class GuessOptions(Options):
