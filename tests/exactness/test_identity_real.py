@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import cospec
 from cospec.core.plugin_base import Drafter
@@ -18,7 +17,8 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from harness.llamas import VOCAB, llama_engine, load, write_pair
+from harness.ensembles import Mix, adaptive, powers, weighted
+from harness.llamas import VOCAB, blended_greedy_output, llama_engine, load, plain_model, write_pair
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -144,25 +144,72 @@ def generated(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...
 def test_greedy_is_what_transformers_generates(
     folders: dict[str, Path], plain: dict[str, dict[str, tuple[int, ...]]]
 ) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32).eval()
+    model = plain_model(folders["target"])
     for request in requests(GREEDY):
         assert plain["greedy"][request.id] == generated(model, request.prompt, 20)
 
 
-@pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
+PAIR = ["zoo", "zoo:drafter"]
+NAIVE = {"proposal": "naive", "proposer": 1, "gamma": 4}
+RELAXED = {"method": "adaptive", "max_divergence": 1.0, "lambda1": 1e9, "lambda2": 1.0, "lambda3": 0.0}
+
+
+def adaptive_setup(**options: float) -> dict[str, Any]:
+    return {"models": PAIR, "ensemble": {**RELAXED, **options}, "collaboration": NAIVE}
+
+
+def realign_setup(weight: float, **collaboration: Any) -> dict[str, Any]:
+    return {"models": PAIR, "ensemble": {"method": "realign", "lambda": weight}, "collaboration": collaboration}
+
+
+TARGET, DRAFTER = weighted(1.0, 0.0), weighted(0.0, 1.0)
+# Options of an engine, and its blend by the book. A draft length of its own choice may be 0 where the machine is busy.
+SETUPS: dict[str, tuple[dict[str, Any], Mix]] = {
+    "draft_model": ({"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}, TARGET),
+    "realign alternate": (realign_setup(0.3, proposal="alternate", gamma=[1, 4]), powers(0.7, 0.3)),
+    "realign naive": (realign_setup(0.3, **NAIVE), powers(0.7, 0.3)),
+    "realign beyond": (realign_setup(-0.5, **NAIVE), powers(1.5, -0.5)),
+    "adaptive without divergence": (adaptive_setup(max_divergence=0.0), TARGET),
+    "adaptive, key by entropy": (adaptive_setup(lambda1=0.0), TARGET),
+    "adaptive, key by distance": (adaptive_setup(lambda2=0.0), TARGET),
+    "adaptive, key by overlap": (adaptive_setup(lambda3=1.0), TARGET),
+    "adaptive within a bound": (adaptive_setup(max_divergence=0.3), adaptive(0.3, 1e9, 1.0, 0.0)),
+    "adaptive without key tokens": (adaptive_setup(), DRAFTER),
+}
+TEXTS = ["def add(a, b):", "Tom has 3 apples.", "It was a dark", "import os"]
+needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
+
+
+def zoo_of(options: dict[str, Any]) -> cospec.LLM:
+    return cospec.LLM(**options, dtype="float32", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, threads=1)
+
+
+@needs_zoo
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_zoo_writes_the_same_with_and_without_its_drafter(temperature: float) -> None:
-    # A length of its own choice may be 0 throughout, where the machine is busy.
-    speculative = {"method": "draft_model", "num_speculative_tokens": 4}
-    llm = cospec.LLM("zoo", speculative, dtype="float32", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, threads=1)
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_zoo_writes_the_same_with_and_without_its_drafter(name: str, temperature: float) -> None:
+    options, mix = SETUPS[name]
     params = SamplingParams(temperature=temperature, seed=1 if temperature else None, max_tokens=24)
-    prompts = ["def add(a, b):", "Tom has 3 apples.", "It was a dark", "import os"]
-    drafted = llm.generate(prompts, params)
-    plain = llm.generate(prompts, params, cospec.Speculation(enabled=False))
+    with zoo_of(options) as llm:
+        drafted = llm.generate(TEXTS, params)
+        plain = llm.generate(TEXTS, params, cospec.Speculation(enabled=False))
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert sum(each.stats.accepted for each in drafted) > 0
+    assert sum(each.stats.drafted for each in plain) == 0
     if temperature == 0:
-        model = transformers.AutoModelForCausalLM.from_pretrained(ZOO, dtype=torch.float32).eval()
+        folders = [ZOO, ZOO.parent / "drafter"]
         for each in plain:
-            tokens = each.outputs[0].token_ids
-            assert tokens == generated(model, each.prompt_token_ids, 24)[: len(tokens)]
+            tokens, prompt = each.outputs[0].token_ids, each.prompt_token_ids
+            assert tokens == blended_greedy_output(folders, mix, prompt, 24)[: len(tokens)]
+            if mix is TARGET:
+                assert tokens == generated(plain_model(ZOO), prompt, 24)[: len(tokens)]
+
+
+@needs_zoo
+@pytest.mark.parametrize("name", ["realign naive", "realign beyond", "adaptive without key tokens"])
+def test_a_blend_that_is_not_the_target_is_seen(name: str) -> None:
+    with zoo_of(SETUPS[name][0]) as llm:
+        outputs = llm.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=24))
+    model = plain_model(ZOO)
+    alone = [generated(model, each.prompt_token_ids, 24)[: len(each.outputs[0].token_ids)] for each in outputs]
+    assert [each.outputs[0].token_ids for each in outputs] != alone

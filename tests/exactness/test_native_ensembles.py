@@ -3,15 +3,12 @@ the relaxed distribution."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from cospec.core.engine import Engine
 from cospec.core.types import Request, Speculation
@@ -21,9 +18,8 @@ from cospec.native.native_request import EDITED
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import adaptive, ensemble_engine
 from harness.enumerated_draws import OutputDistribution
-from harness.llamas import load, seeded
+from harness.llamas import blended_distribution_of, load, seeded
 from harness.native_steps import SHAPES, calls, requests, uneven, written
-from harness.reference import normalised
 from harness.statistics import coarse_fit
 from harness.toys import make_request, run_all, tokens_of
 
@@ -123,27 +119,8 @@ PARAMS = SamplingParams(temperature=0.7, max_tokens=6)
 
 @pytest.fixture(scope="module")
 def distribution(folders: tuple[Path, Path]) -> OutputDistribution:
-    return relaxed_distribution(folders, BOUND)
-
-
-@torch.no_grad()
-def relaxed_distribution(folders: tuple[Path, Path], bound: float) -> OutputDistribution:
-    """The joint distribution of two tokens by transformers' forwards and the blend by the book."""
-    models = [
-        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders
-    ]
-    mix = adaptive(bound, 9.0, 1.0, 0.0)
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(2):
-        prefixes = list(found)
-        inputs = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
-        rows = [torch.softmax(model(input_ids=inputs).logits[:, -1].double(), -1).tolist() for model in models]
-        longer: dict[tuple[int, ...], float] = {}
-        for prefix, *pair in zip(prefixes, *rows, strict=True):
-            row = normalised([math.exp(math.log(p) / PARAMS.temperature) for p in mix(pair)])
-            longer |= {(*prefix, token): found[prefix] * p for token, p in enumerate(row)}
-        found = longer
-    return dict(found.items())
+    """Of two tokens, by transformers' forwards and the blend by the book."""
+    return blended_distribution_of(folders, adaptive(BOUND, 9.0, 1.0, 0.0), PARAMS, PROMPT, 2)
 
 
 def pairs_of_tokens(folders: tuple[Path, Path], acceptance_method: str, k: int, bound: float) -> list[tuple[int, ...]]:

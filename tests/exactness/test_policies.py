@@ -26,6 +26,10 @@ from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Off
+from cospec.policies.goodput.controller import Goodput, GoodputOptions
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import LatencyModels
+from cospec.policies.policy_build_context import PolicyContext
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import Unsound, total_variation
@@ -39,6 +43,7 @@ PROMPT = (0, 1, 0)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9)
 OPTIONS = {"slope": {"decision_threshold": 4, "significance": 0.0}}
 PLAYERS = 16
+FORWARDS = 0.3, 0.15  # seconds of a forward of the target and of the drafter; longer than between two reviews
 
 
 def target(size: int = 2) -> ToyModel:
@@ -65,16 +70,23 @@ def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2
 
 def watched(policy: Policy, acceptance_method: str) -> Engine:
     """An engine with a policy that no configuration names."""
-    made = engine("fixed", acceptance_method)
+    return with_policy(engine("fixed", acceptance_method), policy)
+
+
+def with_policy(made: Engine, policy: Policy, clock: Callable[[], float] | None = None) -> Engine:
+    """The engine with another policy, and another clock of its steps."""
     made.scheduler.policy = policy
-    made.execution_mode = Sequential(replace(made.execution_mode.components, policy=policy))
+    components = made.execution_mode.components
+    made.execution_mode = Sequential(replace(components, policy=policy, clock=clock or components.clock))
     return made
 
 
-def distance_under(build: Callable[[], Engine], acceptance_method: str) -> float:
+def distance_under(build: Callable[[], Engine], acceptance_method: str, company_size: int = 2) -> float:
     """Total variation from the target distribution; earlier requests teach the policy."""
     chosen = Speculation(acceptance_method=acceptance_method)
-    company = [Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(2)]
+    company = [
+        Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(company_size)
+    ]
     request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
     found = enumerated_distribution_among(build, company, request, LENGTH)
     return total_variation(found, joint_distribution_of(target(), PARAMS, PROMPT, LENGTH))
@@ -172,6 +184,82 @@ def test_the_distribution_where_goodput_chooses_trees() -> None:
 
 def test_a_shape_by_the_tokens_drawn_is_caught() -> None:
     assert distance_under(lambda: watched(ByTheLastOfAShape(), "recursive"), "recursive") > SEEN
+
+
+class Noted(Goodput):
+    """Notes the budgets of the request whose output is enumerated."""
+
+    def __init__(self, options: GoodputOptions, context: PolicyContext) -> None:
+        super().__init__(options, context)
+        self.noted: list[DraftBudget] = []
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        found = super().plan(load)
+        self.noted += [budget for one, budget in zip(load.ready, found, strict=True) if one.id == "z"]
+        return found
+
+
+class NotedAndCut(Noted):
+    """Keeps a last token only if it is word 0: what no policy may do."""
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        return ByTheTokenItself().trim(drafts)
+
+
+def taught(cls: type[Noted], acceptance_method: str, made: list[Noted], per_position: bool) -> Engine:
+    """An engine whose policy has seen three outputs, and reviews its lengths in each step.
+
+    The clock counts forwards, and a forward of the drafter takes half as long: the length 2 pays at high rates only.
+    """
+    models = target(), with_pool(ToyModel(2, order=1, seed=5, sharpness=1.5), 200, 4)
+    latencies = LatencyModels(*[ForwardLatency(fixed=seconds) for seconds in FORWARDS])
+    context = PolicyContext(num_speculative_tokens=2, costs=latencies)
+
+    def clock() -> float:
+        return sum(model.calls * seconds for model, seconds in zip(models, FORWARDS, strict=True))
+
+    speculative = SpeculativeConfig(
+        num_speculative_tokens=2, acceptance_method=acceptance_method, policy="fixed", execution_mode="sequential"
+    )
+    policy = cls(GoodputOptions(per_position=per_position), context)
+    parts = assemble(models[0], ModelDrafter(models[1]), speculative, EngineConfig(), TextInfo())
+    found = with_policy(Engine(replace(parts, clock=clock)), policy, clock)
+    chosen = Speculation(acceptance_method=acceptance_method)
+    lessons = [Request(f"t{n}", (n % 2, 1, 0), SamplingParams(max_tokens=24), n, speculation=chosen) for n in range(3)]
+    run_all(found, lessons, check=False)
+    made.append(policy)
+    return found
+
+
+def distance_where_taught(
+    cls: type[Noted], acceptance_method: str, per_position: bool
+) -> tuple[float, list[list[DraftBudget]]]:
+    """Total variation from the target distribution, and the budgets of each path."""
+    made: list[Noted] = []
+    distance = distance_under(
+        lambda: taught(cls, acceptance_method, made, per_position), acceptance_method, company_size=0
+    )
+    return distance, [policy.noted for policy in made]
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_lengths_of_goodput_follow_what_was_accepted(acceptance_method: str) -> None:
+    """Also within an output; rates by position give other lengths, and the same distribution."""
+    found = []
+    for per_position in (False, True):
+        distance, budgets = distance_where_taught(Noted, acceptance_method, per_position)
+        assert distance < EXACT
+        assert len({budget for path in budgets for budget in path if budget.depth}) >= 2
+        assert any(len(set(path)) >= 2 for path in budgets)
+        found.append(budgets)
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_cut_by_the_cut_token_is_caught_where_lengths_change(acceptance_method: str) -> None:
+    distance, budgets = distance_where_taught(NotedAndCut, acceptance_method, per_position=True)
+    assert distance > SEEN
+    assert len({budget for path in budgets for budget in path if budget.depth}) >= 2
 
 
 KINDS = {

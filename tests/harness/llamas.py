@@ -20,6 +20,7 @@ from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
+from harness.ensembles import Mix, weighted
 from harness.enumerated_draws import OutputDistribution
 from harness.reference import normalised, truncated
 from harness.toys import run_all, tokens_of
@@ -90,20 +91,51 @@ def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Re
     return [replace(request, seed=seed) for seed, request in enumerate(requests)]
 
 
-@torch.no_grad()
 def distribution_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> OutputDistribution:
     """The joint distribution of ``length`` tokens, by plain forward passes over every prefix."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return blended_distribution_of([folder], weighted(1.0), params, prompt, length)
+
+
+@torch.no_grad()
+def blended_distribution_of(
+    folders: Sequence[Path], mix: Mix, params: SamplingParams, prompt: Sequence[int], length: int
+) -> OutputDistribution:
+    """The same of several models under a blend by the book."""
+    models = [plain_model(folder) for folder in folders]
     distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         prefixes = list(distribution)
-        rows = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
-        logits = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1].double() for part in rows.split(64)])
-        probabilities = torch.softmax(logits / params.temperature, -1).tolist()
+        texts = torch.tensor([[*prompt, *prefix] for prefix in prefixes]).split(64)
+        rows = [torch.cat([_last_probabilities(model, part) for part in texts]).tolist() for model in models]
         distribution = {
             (*prefix, token): distribution[prefix] * p
-            for prefix, row in zip(prefixes, probabilities, strict=True)
-            for token, p in enumerate(truncated(normalised(row), params))
+            for prefix, *own in zip(prefixes, *rows, strict=True)
+            for token, p in enumerate(truncated(_tempered(mix(own), params.temperature), params))
             if p > 0
         }
     return dict(distribution.items())
+
+
+@torch.no_grad()
+def blended_greedy_output(folders: Sequence[Path], mix: Mix, prompt: Sequence[int], length: int) -> tuple[int, ...]:
+    """The likeliest token at each of ``length`` positions, of several models under a blend by the book."""
+    models, text = [plain_model(folder) for folder in folders], list(prompt)
+    for _ in range(length):
+        mixed = mix([_last_probabilities(model, torch.tensor([text]))[0].tolist() for model in models])
+        text.append(mixed.index(max(mixed)))
+    return tuple(text[len(prompt) :])
+
+
+def plain_model(folder: Path) -> Any:
+    """The model in transformers' own code."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _last_probabilities(model: Any, texts: torch.Tensor) -> torch.Tensor:
+    """``[texts, V]`` behind texts of one length."""
+    return torch.softmax(model(input_ids=texts, use_cache=False).logits[:, -1].double(), -1)
+
+
+def _tempered(p: Sequence[float], temperature: float) -> list[float]:
+    top = max(p)
+    return normalised([(value / top) ** (1 / temperature) for value in p])

@@ -122,6 +122,11 @@ def toy(name: str) -> Build:
     return partial(_toy, name)
 
 
+def llama(folder: Path) -> Build:
+    """What makes a model drafter of a folder's weights."""
+    return partial(_llama, str(folder))
+
+
 def doomed(times: int, end: str) -> Build:
     """What makes a drafter that drafts some times."""
     return partial(Doomed, times, end)
@@ -130,6 +135,13 @@ def doomed(times: int, end: str) -> Build:
 def refusing() -> Drafter:
     """Cannot be built."""
     raise ModelError("The drafter has no weights.")
+
+
+def _llama(folder: str) -> Drafter:
+    from cospec.drafters.model import ModelDrafter
+    from harness.llamas import load
+
+    return ModelDrafter(load(Path(folder)))
 
 
 def _toy(name: str) -> Drafter:

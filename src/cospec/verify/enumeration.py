@@ -65,7 +65,7 @@ def errors(acceptance_method: AcceptanceMethod, length: int, target: Target | No
     drafters: dict[str, ChosenDrafter | None] = {"chosen drafts": ChosenDrafter((0, 1), (-1, 0))}
     if acceptance_method.stream_kind is StreamKind.DRAFT:
         drafters["drawn drafts"] = None
-    elif acceptance_method.trees:
+    if acceptance_method.trees:
         drafters["chosen trees"] = ChosenDrafter((0, 1, 2, 1), (-1, -1, 0, 1))
     return {kind: _error(acceptance_method, drafter, length, target) for kind, drafter in drafters.items()}
 

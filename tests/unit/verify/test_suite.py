@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cospec import LLM, register_blend
+from cospec import LLM, register_blend, register_drafter
+from cospec.acceptance.recursive import Recursive
+from cospec.acceptance.residual import residual
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.stats import StepStats
+from cospec.core.tree import children
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
-from cospec.registry import ACCEPTANCE_METHODS
+from cospec.plugin_options import Options
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.verify import chisquare, enumeration
-from cospec.verify.context import QUICK, Check, CheckContext, run
-from cospec.verify.controls import KeepsAll, NoResidual
+from cospec.verify.chisquare import NO_DRAFTS
+from cospec.verify.context import QUICK, Check, CheckContext, draft_tokens, run
+from cospec.verify.controls import EvenDrafter, KeepsAll, NoResidual
 from cospec.verify.enumerated_draws import total_variation
 from cospec.verify.identity import Pair, compare, greedy_checks
 from cospec.verify.reference import tolerance_of
@@ -47,11 +57,16 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
-    target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    write_pair(target, drafter)
-    write_tokenizer(target)
-    write_tokenizer(drafter)
+def spelled(folders: tuple[Path, Path]) -> tuple[Path, Path]:
+    """Folders of a target and of its drafter, with tokenizers."""
+    for folder in folders:
+        write_tokenizer(folder)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def context(spelled: tuple[Path, Path]) -> CheckContext:
+    target, drafter = spelled
     made = context_of_llm(
         [str(target)], {"method": "draft_model", "model": str(drafter)}, True, kv_cache_memory_bytes=8 << 20, threads=1
     )
@@ -88,6 +103,159 @@ def test_a_pool_is_sampled_with_a_method_that_the_pool_can_verify(tmp_path: Path
     assert {"match, the engine's drafter", "control: keeps every draft token"} <= {
         check.name.removeprefix("acceptance method ") for check in checks
     }
+
+
+@pytest.fixture(scope="module", params=[{"max_nodes": 6}, {"widths": (3, 2)}], ids=["max_nodes", "widths"])
+def branching(request: pytest.FixtureRequest, context: CheckContext, spelled: tuple[Path, Path]) -> CheckContext:
+    """An engine that drafts trees of two levels."""
+    speculative = {"method": "draft_model", "model": str(spelled[1]), "num_speculative_tokens": 2, **request.param}
+    return context_with(context, spelled[0], speculative)
+
+
+def context_with(context: CheckContext, target: Path, speculative: dict[str, Any]) -> CheckContext:
+    made = context_of_llm([str(target)], speculative, True, kv_cache_memory_bytes=8 << 20, threads=1)
+    return replace(made, prompts=context.prompts, effort=context.effort)
+
+
+def noted_commits(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
+    """What the engine commits from now on."""
+    found: list[Commit] = []
+    policy = context.llm.engine.scheduler.policy
+    observe = policy.observe
+
+    def noted(stats: StepStats, commits: Sequence[Commit]) -> None:
+        found.extend(commits)
+        observe(stats, commits)
+
+    monkeypatch.setattr(policy, "observe", noted)
+    return found
+
+
+@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+def test_draft_trees_climb_every_rung(
+    branching: CheckContext,
+    check_group: Callable[[CheckContext], Iterator[Check]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = noted_commits(branching, monkeypatch)
+    checks = list(check_group(branching))
+    assert checks and [check for check in checks if not check.passed] == []
+    assert branching.acceptance_methods == ("match", "recursive")
+    second = [commit for commit in commits if any(rank > 0 for rank in commit.ranks)]
+    if check_group is not CHECK_GROUPS[0]:  # the enumeration has an engine of its own
+        assert second, "no second choice of a tree was accepted"
+    if check_group is chisquare.run_checks:
+        assert not any(NO_DRAFTS in check.notes for check in checks)
+
+
+class KeepsTheFirst(Recursive):
+    """Keeps the first child of each node, untested."""
+
+    tensor_form: ClassVar[str | None] = None
+
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        path, node = list[int](), -1
+        while offered := children(draft.parents, node):
+            node = offered[0]
+            path.append(node)
+        return VerifyResult(tuple(path), target.draw(node + 1, draft.base_len + len(path), draws), bonus=True)
+
+
+def test_a_wrong_rule_for_trees_fails_the_chi_square(branching: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = verifier_of(branching.llm.engine)
+    monkeypatch.setattr(verifier, "acceptance_methods", {**verifier.acceptance_methods, "recursive": KeepsTheFirst()})
+    found = {check.name: check for check in chisquare.run_checks(replace(branching, acceptance_methods=("recursive",)))}
+    check = found["acceptance method recursive, the engine's drafter"]
+    assert not check.passed and NO_DRAFTS not in check.notes
+
+
+class ForgetsSiblings(Recursive):
+    """Tests each child against the whole distribution, as if no sibling had been rejected before; right on chains."""
+
+    def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        path, node = list[int](), -1
+        while offered := children(draft.parents, node):
+            position, row = draft.base_len + len(path), target.distribution[node + 1]
+            rest, kept = row, None
+            for place, child in enumerate(offered):
+                (uniform,) = draws.uniforms(position, 1, StreamKind.ACCEPT, place)
+                drawn_with = 1.0 if draft.q is None else draft.q[child, draft.tokens[child]]
+                if uniform * drawn_with < row[draft.tokens[child]]:
+                    kept = child
+                    break
+                rest = residual(rest, draft, child)
+                rest = rest / rest.sum()
+            if kept is None:
+                return VerifyResult(tuple(path), draws.token(rest, position, StreamKind.RECOVER), bonus=False)
+            path.append(kept)
+            node = kept
+        return VerifyResult(tuple(path), target.draw(node + 1, draft.base_len + len(path), draws), bonus=True)
+
+
+def test_the_enumeration_covers_trees() -> None:
+    """Also of a rule with its own stream of drafts; a rule that is wrong on trees alone is seen there."""
+    right, wrong = enumeration.errors(Recursive(), 2), enumeration.errors(ForgetsSiblings(), 2)
+    assert max(right.values()) < enumeration.EXACT
+    assert wrong.pop("chosen trees") > enumeration.SEEN
+    assert max(wrong.values()) < enumeration.EXACT
+
+
+class GuessOptions(Options):
+    """Keys of ``speculative_config``."""
+
+    tokens: list[int]
+
+
+class Guess(EvenDrafter):
+    """A user's drafter, which draws from the tokens of its options."""
+
+    first: tuple[int, ...]
+
+    Options: ClassVar[type[GuessOptions]] = GuessOptions
+
+    @classmethod
+    def build(cls, options: GuessOptions, host: DrafterBuildContext) -> Guess:
+        made = cls(options.tokens, host.target.vocab_size)
+        made.first = (options.tokens[0],)
+        return made
+
+
+class Liar(Guess):
+    """Always drafts the first token, and claims to have drawn it."""
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        return [replace(draft, tokens=self.first * len(draft)) for draft in super().propose(contexts, budgets)]
+
+
+@pytest.fixture
+def plugin(request: pytest.FixtureRequest, context: CheckContext, spelled: tuple[Path, Path]) -> Iterator[CheckContext]:
+    register_drafter("guess", request.param)
+    tokens = chisquare.distribution(context).likeliest(1, 4)
+    yield context_with(context, spelled[0], {"method": "guess", "tokens": list(tokens)})
+    DRAFTERS.unregister("guess")
+
+
+@pytest.mark.parametrize("plugin", [Guess], indirect=True)
+@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+def test_a_drafter_of_the_user_climbs_every_rung(
+    plugin: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
+) -> None:
+    before = draft_tokens(plugin.llm.engine)
+    checks = list(check_group(plugin))
+    after = draft_tokens(plugin.llm.engine)
+    assert checks and [check for check in checks if not check.passed] == []
+    if check_group is not CHECK_GROUPS[0]:
+        assert after[1] > before[1], "the user's drafter drafted nothing"
+    if check_group is chisquare.run_checks:
+        assert after[0] > before[0]
+        assert not any(NO_DRAFTS in check.notes for check in checks)
+
+
+@pytest.mark.parametrize("plugin", [Liar], indirect=True)
+def test_a_drafter_of_the_user_that_declares_another_distribution_is_seen(plugin: CheckContext) -> None:
+    found = {check.name: check.passed for check in chisquare.run_checks(plugin)}
+    assert found["acceptance method block, the engine's drafter"] is False
+    assert found["acceptance method block, an even drafter"] is True
 
 
 @pytest.mark.parametrize("name", ["match", "block", "rejection"])
