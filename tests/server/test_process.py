@@ -164,17 +164,17 @@ def test_taken_port_is_told_before_a_model_is_loaded(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         ("missing", "model is 'missing'"),
         ("broken", "ZeroDivisionError: bad arithmetic"),
         ("fatal", "exit code 7"),
     ],
 )
-def test_engine_that_cannot_start_says_why(model: str, told: str) -> None:
+def test_engine_that_cannot_start_says_why(model: str, expected: str) -> None:
     with pytest.raises(ModelError) as error:
         run(EngineConfig(model=model), ServerSettings(port=0), build=FakeEngine.build)
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_serve_with_an_unknown_model_prints_one_sentence() -> None:

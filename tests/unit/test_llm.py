@@ -60,8 +60,8 @@ def test_an_output_that_fails_is_told_and_the_others_are_written(caplog: pytest.
     sentence = failed.outputs[0].error
     assert failed.outputs[0].finish_reason == "error" and sentence is not None and "not numbers" in sentence
     assert (written.outputs[0].finish_reason, written.outputs[0].error) == ("length", None)
-    (told,) = caplog.records
-    assert failed.request_id in told.getMessage() and sentence in told.getMessage()
+    (record,) = caplog.records
+    assert failed.request_id in record.getMessage() and sentence in record.getMessage()
 
 
 def test_none_runs_when_one_cannot() -> None:
@@ -205,7 +205,7 @@ def test_what_are_no_sampling_parameters_is_told(params: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"lenght": 2}, "speculation is {'lenght': 2}"),
         (5, "speculation is 5"),
@@ -213,7 +213,7 @@ def test_what_are_no_sampling_parameters_is_told(params: object) -> None:
         ({"policy": "x"}, "speculation.policy is 'x'"),
     ],
 )
-def test_what_is_no_speculation_is_told(given: Any, told: str) -> None:
+def test_what_is_no_speculation_is_told(given: Any, expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         llm().generate([[0, 1]], SEEDED, given)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)

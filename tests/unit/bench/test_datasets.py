@@ -31,7 +31,7 @@ FORMATS = {
 }
 SHAREGPT = [
     {"id": "a", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
-    {"id": "b", "conversations": [{"from": "gpt", "value": "Nobody asked."}]},
+    {"id": "b", "conversations": [{"from": "gpt", "value": "A text without a question."}]},
 ]
 
 
@@ -50,7 +50,7 @@ def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2"),
         ('{"prompt": "a"}\n["b"]', "line 2, is list"),
@@ -62,10 +62,10 @@ def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> No
         ("", "holds no prompts"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidInput, match=told) as caught:
+    with pytest.raises(InvalidInput, match=expected) as caught:
         load(path)
     assert "allowed is" in str(caught.value) and "\n" not in str(caught.value)
 

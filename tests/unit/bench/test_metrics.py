@@ -55,11 +55,11 @@ def test_tokens_that_come_with_the_first_one_took_no_time_of_their_own() -> None
 
 def test_a_chunk_without_a_beginning_token_counts_with_its_neighbour() -> None:
     between = latency(stream((0.1, 1), (0.15, 0), (0.2, 1)))
-    behind = latency(stream((0.1, 1), (0.2, 2), (0.3, 0)))
+    after = latency(stream((0.1, 1), (0.2, 2), (0.3, 0)))
     alone = latency(stream((0.1, 3), (0.3, 0)))
-    assert between is not None and behind is not None and alone is not None
+    assert between is not None and after is not None and alone is not None
     assert between.itl == pytest.approx((0.1,))
-    assert behind.itl == pytest.approx((0.1, 0.1)) and behind.e2el == pytest.approx(0.3)
+    assert after.itl == pytest.approx((0.1, 0.1)) and after.e2el == pytest.approx(0.3)
     assert alone.itl == pytest.approx((0.1, 0.1))
 
 

@@ -1,4 +1,4 @@
-"""A queue that grows is told from one that does not, on a simulated server."""
+"""The detector separates a growing queue from a steady queue, on a simulated server."""
 
 from __future__ import annotations
 

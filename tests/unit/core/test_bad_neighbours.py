@@ -1,4 +1,4 @@
-"""One request that cannot go on takes nobody with it."""
+"""A request that cannot go on ends no other request."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CLEAN = [(0, 1), (2, 3, 1), (1, 1, 1, 0)]
 
 
 class Poisoned(ToyModel):
-    """Gives ``value`` for the logits of every row behind the token ``POISON``, or for some of them."""
+    """Gives ``value`` for the logits of every row after the token ``POISON``, or for some of them."""
 
     def __init__(self, value: float, whole_row: bool = True) -> None:
         super().__init__(5, order=2, seed=1)
         places = slice(None) if whole_row else slice(0, 2)
         self.table[:, POISON, places] = value
         self.table[POISON, :, places] = value
-        self.table[..., POISON] -= 50.0  # nobody writes it by himself
+        self.table[..., POISON] -= 50.0  # no request writes the token without being forced
 
 
 def healthy_outputs(params: SamplingParams, acceptance_method: str) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The model drafter keeps its cache true: what it drafts is what its model would write behind the committed tokens."""
+"""The model drafter keeps its cache true: its drafts are what its model would write after the committed tokens."""
 
 from __future__ import annotations
 

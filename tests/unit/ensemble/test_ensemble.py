@@ -1,4 +1,4 @@
-"""Several models in one engine: refused options, bad ensembles beside other requests, prefixes, interfaces."""
+"""Several models in one engine: refused options, bad ensembles in a batch with other requests, prefixes, interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding, checking and loading models; what cannot be loaded is told in one sentence."""
+"""Finding, checking and loading models; one sentence says what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def test_unknown_zoo_member_lists_the_zoo(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_hub_name_without_a_network() -> None:
-    text = sentence("nobody/nothing-of-this-name")
-    assert text.startswith("model is 'nobody/nothing-of-this-name'")
+    text = sentence("no-owner/nothing-of-this-name")
+    assert text.startswith("model is 'no-owner/nothing-of-this-name'")
 
 
 def test_folder_without_a_configuration(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: merged as the layers would add them; what cannot be merged is told in one sentence."""
+"""Low-rank adapters: merged as the layers would add them; one sentence says what cannot be merged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], **changes: Any) -> Pat
 
 @torch.no_grad()
 def by_layers(model: Any, tensors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
-    """Logits of PROMPT with ``scale * B (A x)`` added behind every adapted layer, never touching its weight."""
+    """Logits of PROMPT with ``scale * B (A x)`` added after every adapted layer; its weight does not change."""
 
     def adapt(a: torch.Tensor, b: torch.Tensor) -> Any:
         return lambda _module, args, output: output + scale * (args[0] @ a.T) @ b.T

@@ -195,7 +195,7 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int) -> None:
-    """Bit for bit, behind backlogs of different lengths; a greedy and two drawing sequences."""
+    """Bit for bit, after backlogs of different lengths; a greedy and two drawing sequences."""
     rolls, steps = model(folder), model(folder)
     temperatures, backlogs = (0.0, 0.9, 1.4), (3, 1, 9)
     known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}

@@ -1,4 +1,4 @@
-"""A drafter in a process of its own: it dies, hangs and raises, and nobody but the drafts notices."""
+"""A drafter in a process of its own: it dies, hangs and raises, and only drafts are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program may give as prompts and messages, and what it is told of everything else."""
+"""What a program may give as prompts and messages, and the error for everything else."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Elsewhere(ScriptedDrafter):
 
 
 class Waiting(InlineExecutor):
-    """Answers when it is told to."""
+    """Answers while ``ready`` is set."""
 
     ready = True
 
@@ -218,7 +218,7 @@ def test_waiting_for_an_answer_is_no_work_of_the_pool_s_own() -> None:
 
 
 class Breaks(ToyModel):
-    """Its forward raises when it is told to."""
+    """Its forward raises while ``broken`` is set."""
 
     broken = False
 

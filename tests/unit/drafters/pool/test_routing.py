@@ -271,7 +271,7 @@ def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
     assert shares([0.4, 0.3, 0.3], 40) == [4, 4, 4]
     assert shares([0.9, 0.1], 4, novelty=0.5) == [4, 4], "half of the tokens were others' too, so twice as many"
     assert shares([0.8, 0.1, 0.1], 2, free=0b010) == [2, 2, 0], "who costs nothing is no rival"
-    assert shares([0.9, 0.05, 0.05], 2, unscored=frozenset({2})) == [2, 0, 1], "who cannot look is heard of"
+    assert shares([0.9, 0.05, 0.05], 2, unscored=frozenset({2})) == [2, 0, 1], "a drafter without scores gets a share"
     assert shares([1.0, 0.0], 8) == [4, 0], "who does not take part is not asked"
 
 

@@ -48,7 +48,7 @@ def test_the_shape_is_learned_where_rounds_differ() -> None:
 
 
 def test_a_knee_that_was_not_measured_is_found() -> None:
-    """Rounds without drafts beside rounds with them decide whether drafts pay; the measured fit is a fifth off."""
+    """Rounds without drafts and rounds with drafts decide whether drafts pay; the measured fit is a fifth off."""
     tracked = OnlineFit(ForwardLatency(2e-7, (0.0, 3e-4), (8.0,), 8e-5, 1.6e-3))
     for _ in range(60):
         for sequences, tokens in ((4, 4), (4, 12), (4, 12), (4, 13), (4, 16)):
@@ -137,7 +137,7 @@ def test_a_stalling_machine_is_no_reason_for_a_new_fit() -> None:
 
 
 def test_a_machine_that_grew_slow_is_no_reason_to_forget_the_shape() -> None:
-    """The level lags behind, so that every call of the window took longer than predicted."""
+    """The level follows late, so that every call of the window took longer than predicted."""
     tracked, chance = OnlineFit(TRUE, MEASURED), np.random.default_rng(0)
     found = [rounds(TRUE, n, n * int(chance.integers(1, 9)), 1) for n in chance.integers(1, 4, 256).tolist()]
     slow = np.concatenate(found)
