@@ -210,7 +210,7 @@ class Late(ScriptedDrafter):
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_late_drafts_and_drafts_for_nobody_are_left_out(name: str) -> None:
+def test_late_drafts_and_drafts_of_unknown_requests_are_dropped(name: str) -> None:
     engine = toy_engine(target(), Late(), k=3)
     assert tokens_of(run_all(engine, requests(PARAMS[name]))) == plain(name)
     assert engine.metrics().draft_tokens == {}

@@ -120,7 +120,7 @@ def test_one_who_calls_does_not_wait_for_further_rounds(folders: tuple[Path, Pat
     os.close(writable)
 
 
-def test_who_reads_along_hears_of_all_rounds_of_a_call_at_once(folders: tuple[Path, Path]) -> None:
+def test_a_stream_receives_all_rounds_of_a_call_at_once(folders: tuple[Path, Path]) -> None:
     engine = engine_of(folders, "match", 2)
     noted = calls(engine)
     streamed, silent = requests(SHAPES["greedy"], streams=False)[:2]

@@ -121,7 +121,7 @@ def test_failing_request_leaves_its_neighbours_alone(server: Running) -> None:
         assert neighbour.result().json()["usage"]["completion_tokens"] == 100
 
 
-def test_failure_inside_a_stream_is_told_in_the_stream(server: Running) -> None:
+def test_failure_inside_a_stream_is_reported_in_the_stream(server: Running) -> None:
     body = {"prompt": "FOREVER", "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()

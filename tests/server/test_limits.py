@@ -88,7 +88,7 @@ def test_a_body_above_the_bound_is_refused(server_of: Callable[..., Running], ch
 
 
 @pytest.mark.parametrize("length", ["99999999", "9" * 5000])
-def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(server: Running, length: str) -> None:
+def test_too_large_content_length_is_refused_before_the_body(server: Running, length: str) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as sender:
         sender.sendall(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())

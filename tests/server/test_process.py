@@ -157,7 +157,7 @@ def test_server_without_restarts_ends_with_its_engine(served: Start) -> None:
     assert process.wait(30) == 1
 
 
-def test_taken_port_is_told_before_a_model_is_loaded(server: Running) -> None:
+def test_taken_port_is_reported_before_a_model_is_loaded(server: Running) -> None:
     port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}"):
         run(EngineConfig(model="missing"), ServerSettings(port=port), build=FakeEngine.build)

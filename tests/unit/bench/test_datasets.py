@@ -43,7 +43,7 @@ def test_formats_are_known_by_their_content(tmp_path: Path, name: str) -> None:
     assert load(path) == [prompt]
 
 
-def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> None:
+def test_share_gpt_is_one_list_and_skips_answers_without_prompts(tmp_path: Path) -> None:
     path = tmp_path / "share.json"
     path.write_text(json.dumps(SHAREGPT, indent=1), encoding="utf-8")
     assert load(path) == [Prompt("a", "Hi", "", "Hello.")]
@@ -62,7 +62,7 @@ def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> No
         ("", "holds no prompts"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_bad_file_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInput, match=expected) as caught:
@@ -70,7 +70,7 @@ def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, expected: str
     assert "allowed is" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="readable"):
         load(tmp_path / "none.jsonl")
 

@@ -45,7 +45,7 @@ def test_tokens_of_a_chunk_share_the_time_before_it() -> None:
     assert found.tpot == pytest.approx(0.01)
 
 
-def test_tokens_that_come_with_the_first_one_took_no_time_of_their_own() -> None:
+def test_tokens_that_come_with_the_first_token_took_no_time() -> None:
     found = latency(stream((0.1, 3), (0.2, 2)))
     assert found is not None
     assert found.ttft == pytest.approx(0.1)
@@ -87,7 +87,7 @@ def test_what_does_not_stream_has_only_its_end() -> None:
     assert found.ttft is None and found.tpot is None and found.itl == ()
 
 
-def test_an_answer_without_text_has_no_latencies_and_disorder_is_an_error() -> None:
+def test_no_text_gives_no_latency_and_disorder_is_an_error() -> None:
     assert latency(stream()) is None
     with pytest.raises(ValueError, match="order"):
         latency(stream((0.2, 1), (0.1, 1)))

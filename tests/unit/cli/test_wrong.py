@@ -81,7 +81,7 @@ WRITTEN = "a file that can be written"
         ),
     ],
 )
-def test_what_is_wrong_is_told_first(
+def test_errors_are_reported_before_the_work(
     cospec_command: Command, place: Path, arguments: list[object], expected: str
 ) -> None:
     result = cospec_command(*arguments)

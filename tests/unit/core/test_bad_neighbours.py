@@ -180,7 +180,7 @@ def test_aborts_at_every_step_give_everything_back() -> None:
         assert sum(engine.metrics().requests_finished.values()) == 4
 
 
-def test_greedy_ties_are_broken_the_same_way_with_and_without_a_draft() -> None:
+def test_greedy_ties_are_broken_alike_with_and_without_a_draft() -> None:
     """Float32 logits that are equal after penalties: the point mass and the choice must be the same token."""
     from cospec.core.sampling import History, edit, likeliest
     from harness.target_probs import target_probs_of

@@ -119,7 +119,7 @@ def test_under_match_children_stand_in_the_order_of_the_targets_race() -> None:
 
 
 @pytest.mark.parametrize("budget", [DraftBudget(4, 4, threshold=0.2), DraftBudget(4, 20, threshold=0.2)])
-def test_drafting_stops_where_the_product_of_confidences_falls_below_the_threshold(budget: DraftBudget) -> None:
+def test_drafting_stops_where_path_confidence_is_below_threshold(budget: DraftBudget) -> None:
     draft = drafted(budget)
     whole = drafted(DraftBudget(budget.depth, budget.max_nodes, threshold=1e-9))
     assert min(values(draft)) >= 0.2
@@ -129,7 +129,7 @@ def test_drafting_stops_where_the_product_of_confidences_falls_below_the_thresho
 
 @pytest.mark.parametrize("stream_kind", [StreamKind.DRAFT, StreamKind.TARGET])
 @pytest.mark.parametrize("params", [GREEDY, DRAWN])
-def test_it_catches_up_behind_any_path(params: SamplingParams, stream_kind: StreamKind) -> None:
+def test_the_cache_catches_up_after_any_path(params: SamplingParams, stream_kind: StreamKind) -> None:
     """Accepted paths of all lengths through all branches, rounds without a draft, and chains in between."""
     chance = np.random.default_rng(3)
     drafter = ModelDrafter(model())

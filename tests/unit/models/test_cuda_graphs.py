@@ -130,7 +130,7 @@ def no_numbers(step: Step) -> Step:
 @pytest.mark.parametrize(
     ("record", "words"), [(broken, "not permitted"), (stale, "logits differ"), (no_numbers, "logits differ by nan")]
 )
-def test_a_recording_that_fails_is_told_once(
+def test_a_recording_that_fails_is_reported_once(
     record: Callable[[Step], Step], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Counted(record)

@@ -223,7 +223,7 @@ def test_quantized_files_are_refused_by_their_kind(saved: Path, changes: dict[st
     assert f"is stored quantized ({kind})" in sentence(str(saved))
 
 
-def test_a_quantization_beside_the_configuration_is_refused_too(saved: Path) -> None:
+def test_a_quantization_in_a_separate_file_is_refused_too(saved: Path) -> None:
     (saved / "hf_quant_config.json").write_text('{"bits": 4}')
     assert "is stored quantized (modelopt, 4 bits)" in sentence(str(saved))
 
@@ -326,7 +326,7 @@ def test_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
-def test_broken_side_files_are_told_in_a_sentence(saved: Path, text: str) -> None:
+def test_broken_side_files_are_reported_in_a_sentence(saved: Path, text: str) -> None:
     (saved / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         eos_ids(saved, None)

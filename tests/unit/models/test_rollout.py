@@ -148,7 +148,7 @@ def test_chains_of_different_lengths_roll_together(
     assert same(rolled, stepped) and [len(draft) for draft in rolled] == list(depths)
 
 
-def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
+def test_confidences_are_largest_probabilities_when_asked_for(folder: Path) -> None:
     """Known before a token is drawn; of a greedy request at temperature 1."""
     drafter, asked = drafter_of(folder, True), contexts(StreamKind.DRAFT, 0.0, 0.8)
     greedy, drawn = drafter.propose(asked, [DraftBudget(3, 3, confident=True)] * 2)

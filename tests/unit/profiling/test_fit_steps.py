@@ -48,7 +48,7 @@ def test_texts_that_were_new_to_the_drafter_do_not_count() -> None:
     )
 
 
-def test_the_pace_tells_when_the_machine_was_slow_and_nothing_of_how_much_there_was_to_do() -> None:
+def test_the_pace_depends_on_slow_moments_and_not_on_the_load() -> None:
     rounds = served(600)
     costs = fit_steps(rounds, rounds)
     found = pace(rounds, costs)

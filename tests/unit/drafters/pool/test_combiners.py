@@ -93,7 +93,7 @@ def test_vote_follows_figure_5_of_the_paper() -> None:
     assert alone.is_chain
 
 
-def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_it() -> None:
+def test_fuse_extends_the_likeliest_token_and_branches_to_others() -> None:
     drafts = {0: chain(5, 6, confidence=[0.6, 0.5]), 1: chain(7, 8, 9, confidence=[0.8, 0.3, 0.3])}
     draft = combined("fuse", job(drafts, [0.9, 0.1, 0.0]))
     assert draft is not None
@@ -104,7 +104,7 @@ def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_i
     assert draft.drafters[draft.tokens.index(7)] == "b"
 
 
-def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobody_else_s() -> None:
+def test_fuse_adds_the_second_token_of_the_winning_drafter_only() -> None:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
     line = LockstepPath(
         CombineTask(context, DraftBudget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank))
@@ -143,7 +143,7 @@ def test_mix_takes_the_token_with_most_weight() -> None:
     assert draft.is_chain
 
 
-def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
+def test_a_missing_candidate_ends_the_comparison_of_a_drafter() -> None:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
     line = LockstepPath(CombineTask(context, DraftBudget(4, 4), [1.0], (0,), uncalibrated))
     line.add_candidate(0, Candidate(5, 0.5))
@@ -165,7 +165,7 @@ def test_a_vote_ends_where_the_last_voter_does() -> None:
     assert short.confidence.tolist() == [0.9, 0.8]
 
 
-def test_nobody_says_anything() -> None:
+def test_no_draft_without_candidates() -> None:
     for name in COMBINERS:
         assert combined(name, job({}, [1.0])) is None
 

@@ -372,7 +372,7 @@ def test_weights_are_in_the_metrics() -> None:
     assert toy_engine(target(), None).metrics().drafter_weights == {}
 
 
-def test_a_drafter_with_another_vocabulary_scores_nothing_and_is_tried() -> None:
+def test_a_drafter_with_another_vocabulary_is_tried_unscored() -> None:
     pool, contexts = pool_of(toy_drafters(3, ("first", "foreign")), "vote", "hedge", 3), [context([1, 2, 1, 2])]
     idle = []
     for _ in range(3):

@@ -86,7 +86,7 @@ def test_close_to_one_that_knows_the_rates(costs: LatencyModels, count: int, bur
     assert learned >= 0.92 * known
 
 
-def test_a_plan_lasts_until_the_next_look_and_a_probe_no_longer_than_it_is_meant_to() -> None:
+def test_a_plan_lasts_until_the_review_and_a_probe_its_steps() -> None:
     """Rounds that are run as one are planned and learned from as if each had been by itself."""
     assert CPU.target is not None and CPU.draft is not None
     quick = LatencyModels(
@@ -101,7 +101,7 @@ def test_a_plan_lasts_until_the_next_look_and_a_probe_no_longer_than_it_is_meant
     assert whole.cost.target == steps.cost.target and whole.cost.draft == steps.cost.draft
 
 
-def test_rounds_that_nobody_plans_are_learned_from_all_the_same() -> None:
+def test_rounds_without_a_plan_are_learned_from() -> None:
     """Where no request wants drafts no plan is asked for."""
     made, found = policy(), []
     before = made.acceptance.overall
@@ -264,7 +264,7 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     )
 
 
-def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() -> None:
+def test_until_review_a_new_sequence_gets_the_overall_length() -> None:
     """Neither the longest nor the shortest length that others earned; and as many again get what as many got."""
     made = policy()
     world = World(CPU, steady(0.1, 0.6, 0.97), 3)
@@ -300,7 +300,7 @@ def interrupted(kind: str) -> tuple[Goodput, list[int], list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "other"])
-def test_what_interrupts_a_decision_ends_in_its_time_also_where_others_come_and_go(kind: str) -> None:
+def test_interruptions_end_in_time_when_requests_come_and_go(kind: str) -> None:
     """Under load some sequence ends in nearly every round, and a probe must not take the decision's place."""
     made, decided, tried = interrupted(kind)
     ready = sequences(5)[1:]
@@ -319,7 +319,7 @@ def test_what_interrupts_a_decision_ends_in_its_time_also_where_others_come_and_
         )
 
 
-def test_what_interrupts_a_decision_ends_at_once_where_the_load_is_another_altogether() -> None:
+def test_interruptions_end_at_once_when_the_load_changes_much() -> None:
     made, decided, _ = interrupted("plain")
     expected = made.gauges()["expected_goodput"]
     assert depths(made.plan(BatchState(sequences(1))))[0] >= max(decided)
@@ -358,7 +358,7 @@ class Uncorrected(DepthCorrection):
     def follow(self, *observed: object) -> None: ...
 
 
-def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
+def test_overhead_of_drafts_decides_whether_drafts_pay() -> None:
     """Judging and committing count, and the parts do not show them: who believes in the parts drafts at a loss."""
     worlds = [World(CPU, steady(*[0.7] * 16), 16, overhead=8e-5) for _ in range(3)]
     policies = policy(max_verified_tokens=0, probe_share=0.0), policy(), policy()
