@@ -56,7 +56,7 @@ class Drafting:
     models: Sequence[ToyModel] = ()
 
 
-class CountedRound:
+class CountingExecutionMode:
     """Wraps an execution mode, and counts its commits and their tensor operations."""
 
     def __init__(self, execution_mode: ExecutionMode) -> None:
@@ -154,7 +154,7 @@ def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
         cache_bytes=1 << 20, max_num_seqs=REQUESTS,
     )  # fmt: skip
     parts = parts_of(load_model(str(folder), options), drafter, 8)
-    counted = CountedRound(parts.execution_mode)
+    counted = CountingExecutionMode(parts.execution_mode)
     with torch.inference_mode():
         drive(Engine(replace(parts, execution_mode=cast(ExecutionMode, counted))), replace(GREEDY, max_tokens=12), 4)
     return {"tensor_operations_per_commit": counted.ops.count / counted.commits}

@@ -55,7 +55,7 @@ REPORTS = {
         "Servers and forwards on the same weights",
         "Servers ran in float32 on two cores, clients included. `llama-draft` is llama.cpp with the drafter "
         "of the zoo; `off` is the cospec server without speculation. The third table compares one forward "
-        "behind 256 cached tokens. llama-bench computes logits of the last token only; cospec computes the "
+        "after 256 cached tokens. llama-bench computes logits of the last token only; cospec computes the "
         "logits of all rows. The last table compares greedy decoding without speculation, in the shape of "
         "Qwen2.5-0.5B with random weights; above 1 cospec is faster.",
         (

@@ -183,7 +183,7 @@ def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     return ratios
 
 
-def beside_trees(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+def ratios_to_trees(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     """Return acceptance lengths of pools with trees as ratios to the best single drafter's tree, with intervals."""
     ratios = []
     for system, workload, temperature in runs:
@@ -329,7 +329,7 @@ def main() -> None:
         for (name, workload, temperature), cell in cells.items()
     ]
     ratios = {"hedge": hedged(cells), "hedge_speed": hedged_speed(cells), "specialists": specialised(cells)}
-    ratios["same_nodes"] = beside_trees(cells)
+    ratios["same_nodes"] = ratios_to_trees(cells)
     ratios["one"] = chosen_one(cells)
     show(rows)
     compare("hedge, as a ratio of acceptance lengths", ratios["hedge"], ("best alone", "all", "explore"))

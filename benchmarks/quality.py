@@ -20,7 +20,7 @@ from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.calibration import ReferenceRows, read_answers
 from cospec.models.loading import load_model
 
-SECOND = {"small": "zoo:drafter", "equal": "zoo:target-prose"}  # beside the zoo's target
+SECOND = {"small": "zoo:drafter", "equal": "zoo:target-prose"}  # together with the zoo's target
 WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 CONTRASTS = (0.0, 0.1, 0.2, 0.5)
 BLENDS: dict[str, dict[float, Mapping[str, Any]]] = {

@@ -1,1 +1,1 @@
-"""Tables and figures of the five papers beside ours. ``python -m benchmarks.papers`` prints them all."""
+"""Tables and figures of the five papers, compared with ours. ``python -m benchmarks.papers`` prints them all."""

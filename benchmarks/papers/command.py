@@ -23,7 +23,7 @@ REPORT = ROOT / "benchmarks" / "report" / "papers.md"
 
 def main(*names: str) -> None:
     """Print and store the pages of ``names``, and write ``benchmarks/report/papers.md`` from all stored pages."""
-    parser = argparse.ArgumentParser(description="A paper's tables and figures beside ours.")
+    parser = argparse.ArgumentParser(description="A paper's tables and figures, compared with ours.")
     parser.add_argument(
         "--run", nargs="*", metavar="SOURCE", help="run the sources that take seconds first; none named: all of them"
     )

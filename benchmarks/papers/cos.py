@@ -106,7 +106,7 @@ SPEEDS = {
         "45.0 to 64.3 (Llama-3), 48.3 to 65.1 (Llama-2), 36.4 to 42.1 (OPT)",
     ),
 }
-EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B beside 8B
+EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B with 8B
 
 
 def page(results: Results) -> Page:
@@ -116,7 +116,7 @@ def page(results: Results) -> Page:
 
 
 def theorems(results: Results) -> Section:
-    """Theorems 3.1, 3.2 and 3.6 beside the exact count of calls."""
+    """Theorems 3.1, 3.2 and 3.6, compared with the exact count of calls."""
     rows = []
     for c, gammas in ((EQUAL, (1, 2)), (SMALL, (1, 5))):
         for gamma in gammas:
@@ -281,7 +281,7 @@ def raw(results: Results) -> Section:
 
 
 def qualities(results: Results) -> Section:
-    """Figure 8: quality beside speed."""
+    """Figure 8: quality and speed."""
     rows = [
         results.row(
             f"Nats per token of {domain} answers by {option}, {words}",
@@ -294,7 +294,7 @@ def qualities(results: Results) -> Section:
         for domain in ("code", "math", "prose")
     ]
     return Section(
-        "Figure 8: quality beside speed",
+        "Figure 8: quality and speed",
         tuple(rows),
         "Nats per token of held-out reference answers; lower is better. λ is the weight of the second model, μ the "
         "share that contrastive decoding subtracts. The speeds at λ from 0.1 to 0.9 and μ from 0.1 to 0.5 stand above, "

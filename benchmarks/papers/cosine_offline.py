@@ -140,15 +140,15 @@ def by_batch(runs: Runs, name: str) -> str:
 
 def latencies(runs: Runs) -> str:
     """Latency against that of the best baseline, at each batch."""
-    return beside_best(runs.latency, lambda own, best: own / best)
+    return ratio_to_best(runs.latency, lambda own, best: own / best)
 
 
 def at_equal_cost(runs: Runs) -> str:
     """Tokens for a price against the cheapest baseline, at each batch."""
-    return beside_best(runs.price, lambda own, best: best / own)
+    return ratio_to_best(runs.price, lambda own, best: best / own)
 
 
-def beside_best(figure: Callable[[str, float], float], ratio: Callable[[float, float], float]) -> str:
+def ratio_to_best(figure: Callable[[str, float], float], ratio: Callable[[float, float], float]) -> str:
     """The change of a figure, of which less is better, from the best baseline's at each batch."""
     cells = []
     for batch in BATCHES:

@@ -59,6 +59,6 @@ class Curves:
         return f"{self.latency[load][self.adaptive] / others[best]:.2f} of {best}"
 
     def worst_regret(self) -> str:
-        """The load at which the adaptive one is farthest behind."""
+        """The load at which the adaptive policy loses most to the best other policy."""
         load = max(self.latency, key=lambda load: float(self.regret(load).split()[0]))
         return f"{self.regret(load)}, at {load:g}/s"

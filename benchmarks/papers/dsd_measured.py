@@ -1,4 +1,4 @@
-"""DSD's pipeline as processes whose nodes and links take injected times, beside the equations."""
+"""DSD's pipeline as processes whose nodes and links take injected times, compared with the equations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def off_by(ratio: float) -> str:
 
 
 def speed(found: Found, count: int, ratio: float) -> str:
-    """Speedup of the window and of lengths by goodput, beside equation 9."""
+    """Speedup of the window and of lengths by goodput, compared with equation 9."""
     row = point(found, count, ratio)
     plain, window, free = (row["measured"][name]["token"] for name in ("off", "fixed", "goodput"))
     return (

@@ -121,7 +121,7 @@ def voting(results: Results) -> Section:
         (
             "acceptance length of vote; of single drafters",
             f"acceptance rates (OPT-13B, Llama2-70B): {said}",
-            beside_singles,
+            vote_and_singles,
         ),
     )
     rows = [
@@ -268,7 +268,7 @@ def over_fastest(pool: Pool, workload: str) -> str:
     return f"{pool.speed('vote hedge', fastest, workload)} of {fastest}"
 
 
-def beside_singles(pool: Pool, workload: str) -> str:
+def vote_and_singles(pool: Pool, workload: str) -> str:
     """The vote's acceptance length, and those of the drafters by themselves."""
     singles = ", ".join(f"{name} {pool.value('acceptance', name, workload):.2f}" for name in pool.drafters)
     return f"{pool.interval('acceptance', 'vote hedge', workload)}; {singles}"

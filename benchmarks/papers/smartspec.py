@@ -195,7 +195,7 @@ def model(results: Results) -> Section:
                 "",
                 SERVED,
                 lambda served, load=load: figures.unfitted_error(served, found, load),
-                "beside `cospec simulate examples/scenarios/zoo.yaml`",
+                "compared with `cospec simulate examples/scenarios/zoo.yaml`",
             )
         )
     return Section(

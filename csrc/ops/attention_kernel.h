@@ -16,52 +16,52 @@ struct Values {  // halves [first, last) of a block
     uint64_t bits() const { return range_bits(first * HALF, last * HALF, 0); }
 };
 
-// state += weights of Q queries times the values of whole halves; LANES vectors from number `d` on.
-template <class E, int Q, int LANES>
+// state += weights of Q queries times the values of whole halves; VECTORS vectors from number `d` on.
+template <class E, int Q, int VECTORS>
 static void add_tile(const Query* queries, const Values& values, long stride, long d) {
-    V sum[Q][LANES];
+    V sum[Q][VECTORS];
     UNROLL_FOR (int i = 0; i < Q; i++)
-        UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = load(queries[i].state + SUMS + d + 16 * l);
+        UNROLL_FOR (int l = 0; l < VECTORS; l++) sum[i][l] = load(queries[i].state + SUMS + d + 16 * l);
     for (int half = values.first; half < values.last; half++) {
         const uint8_t* entry = values.halves.at[half];
         for (int j = 0; j < HALF; j++, entry += stride) {
             if (values.halves.ahead && d == 0) fetch(values.halves.ahead[half] + j * stride, stride);
-            V value[LANES];
-            UNROLL_FOR (int l = 0; l < LANES; l++) value[l] = numbers<E>(entry, d + 16 * l);
+            V value[VECTORS];
+            UNROLL_FOR (int l = 0; l < VECTORS; l++) value[l] = numbers<E>(entry, d + 16 * l);
             UNROLL_FOR (int i = 0; i < Q; i++) {
                 const V weight = splat(queries[i].scores[HALF * half + j]);
-                UNROLL_FOR (int l = 0; l < LANES; l++) sum[i][l] = fma(weight, value[l], sum[i][l]);
+                UNROLL_FOR (int l = 0; l < VECTORS; l++) sum[i][l] = fma(weight, value[l], sum[i][l]);
             }
         }
     }
     UNROLL_FOR (int i = 0; i < Q; i++)
-        UNROLL_FOR (int l = 0; l < LANES; l++) store(queries[i].state + SUMS + d + 16 * l, sum[i][l]);
+        UNROLL_FOR (int l = 0; l < VECTORS; l++) store(queries[i].state + SUMS + d + 16 * l, sum[i][l]);
 }
 
 // The same for one query and the entries in its `bits`, ascending. WHOLE: see numbers().
-template <class E, int LANES, bool WHOLE = true>
+template <class E, int VECTORS, bool WHOLE = true>
 static void add_some(const Query& query, const Values& values, long stride, long d) {
     float* state = query.state + SUMS + d;
-    V sum[LANES];
-    UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = load(state + 16 * l);
+    V sum[VECTORS];
+    UNROLL_FOR (int l = 0; l < VECTORS; l++) sum[l] = load(state + 16 * l);
     for (uint64_t bits = query.bits & values.bits(); bits; bits &= bits - 1) {
         const int p = __builtin_ctzll(bits);
         const uint8_t* entry = values.halves.at[p / HALF] + p % HALF * stride;
         const V weight = splat(query.scores[p]);
-        UNROLL_FOR (int l = 0; l < LANES; l++) sum[l] = fma(weight, numbers<E, WHOLE>(entry, d + 16 * l), sum[l]);
+        UNROLL_FOR (int l = 0; l < VECTORS; l++) sum[l] = fma(weight, numbers<E, WHOLE>(entry, d + 16 * l), sum[l]);
     }
-    UNROLL_FOR (int l = 0; l < LANES; l++) store(state + 16 * l, sum[l]);
+    UNROLL_FOR (int l = 0; l < VECTORS; l++) store(state + 16 * l, sum[l]);
 }
 
 // Add the values of halves for Q queries that attend all entries, or for one query.
 template <class E, int Q> static void add_halves(const Query* queries, const Values& values, long dim) {
-    constexpr int LANES = TILE / Q;
+    constexpr int VECTORS = TILE / Q;
     const long stride = entry_bytes<E>(dim);
     long d = 0;
     if (!(~queries[0].bits & values.bits())) {
-        if constexpr (LANES >= 8)
+        if constexpr (VECTORS >= 8)
             for (; d + 128 <= dim; d += 128) add_tile<E, Q, 8>(queries, values, stride, d);
-        if constexpr (LANES >= 4)
+        if constexpr (VECTORS >= 4)
             for (; d + 64 <= dim; d += 64) add_tile<E, Q, 4>(queries, values, stride, d);
         for (; d + 32 <= dim; d += 32) add_tile<E, Q, 2>(queries, values, stride, d);
         for (; d + 16 <= dim; d += 16) add_tile<E, Q, 1>(queries, values, stride, d);

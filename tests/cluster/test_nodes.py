@@ -278,7 +278,7 @@ def test_offers_that_do_not_fit_are_refused(
 
 
 def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[], Peer]) -> None:
-    """Garbage, a wrong version, oversized frames, forged and replayed answers, beside an honest node."""
+    """Garbage, a wrong version, oversized frames, forged and replayed answers, while an honest node works."""
     drafter, engine = alone(hub)
     start(hub, "itself")
     until(lambda: rows(hub, "ready") == 1, "the honest node")

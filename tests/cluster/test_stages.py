@@ -215,7 +215,7 @@ def test_a_killed_or_frozen_stage_costs_no_token(
     assert sum("processes are lost" in record.message for record in caplog.records) == 1
 
 
-def test_a_target_that_cannot_start_again_ends_each_request_with_one_error(tmp_path: Path) -> None:
+def test_requests_get_one_error_when_the_target_cannot_restart(tmp_path: Path) -> None:
     folders = Folders(tmp_path / "target", tmp_path / "drafter")
     write_pair(folders.target, folders.drafter)
     with sharded(folders, 2) as target:

@@ -89,7 +89,7 @@ def present(executor: Executor) -> bool:
     """Whether the executor can be asked, now or after a restart."""
     end = time.monotonic() + 60
     while not executor.present and time.monotonic() < end:
-        executor.submit("free", ["nobody"])
+        executor.submit("free", ["unknown"])
         time.sleep(0.02)
     return executor.present
 

@@ -253,7 +253,7 @@ def play(model: ModelRunner, name: str) -> None:
     wanted = [plain_logits(name, texts[n][: firsts[n]])[n:] for n in range(4)]
     assert_close(logits, torch.cat(wanted))
 
-    # Decode, a chain behind a known token, the rest of a prompt, and a tree, all at once.
+    # Decode, a chain after a known token, the rest of a prompt, and a tree, all at once.
     nodes = tokens_of(9, len(TREE))
     chain = SequenceSlice(ids[1], 23, texts[1][23:28], parents=(-1, 0, 1, 2))
     tree = SequenceSlice(ids[3], 14, (*texts[3][14:15], *nodes), parents=TREE)

@@ -124,7 +124,7 @@ def test_a_killed_member_costs_drafts_and_comes_back() -> None:
     assert tuple(tokens) == tuple(wanted["r"])
     end = time.monotonic() + 40
     while not executor.present and time.monotonic() < end:
-        pool.free(["nobody"])
+        pool.free(["unknown"])
         time.sleep(0.02)
     before = engine.metrics().accepted_tokens.get("away", 0)
     for n in range(20):

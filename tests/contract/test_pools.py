@@ -50,7 +50,7 @@ def test_a_combined_draft_keeps_to_its_budget(
             assert max(depths(draft.parents)) <= budget.depth
             assert set(draft.drafters) <= set(pool.member_names)
             pairs = list(zip(draft.parents, draft.tokens, strict=True))
-            assert len(set(pairs)) == n, "equal tokens behind one node are one node"
+            assert len(set(pairs)) == n, "equal tokens after one node are one node"
             assert draft.confidence is not None
             assert ((draft.confidence >= 0) & (draft.confidence <= 1)).all()
             assert (draft.q is not None) is (stream_kind is StreamKind.DRAFT and not params.greedy)

@@ -57,7 +57,7 @@ def every(table: PluginTable[Any]) -> list[str]:
     return [*table, *table.installed]
 
 
-LEARNING = ("pool",)  # drafters that commits teach something beside the text
+LEARNING = ("pool",)  # drafters that learn more than the text from commits
 REPLAYING = ("synthetic",)  # drafters that have nothing to say until a request comes a second time
 
 
@@ -170,7 +170,7 @@ def drafted(made: Drafter, between: Callable[[Drafter], None]) -> list[object]:
     """All drafts of some rounds; ``between`` is called before and after each commit."""
     texts, found, chance = [list(text) for text in TEXTS], list[object](), np.random.default_rng(1)
     for _ in range(8):
-        found += told(made.propose(contexts(texts, *KINDS[0]), [DraftBudget(3, 4)] * len(texts)))
+        found += comparable(made.propose(contexts(texts, *KINDS[0]), [DraftBudget(3, 4)] * len(texts)))
         between(made)
         gained = [(int(token),) for token in chance.integers(V, size=len(texts))]
         commits = [Commit(f"s{n}", len(texts[n]), own, (), len(texts[n])) for n, own in enumerate(gained)]
@@ -220,14 +220,14 @@ def check_draft(made: Drafter, draft: Draft, text: list[int], budget: DraftBudge
 @pytest.mark.parametrize("name", every(DRAFTERS))
 def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
     made = drafter(name, host)
-    made.free(["nobody"])
-    made.commit([Commit("nobody", 4, (1, 2), (0,), 5)])
+    made.free(["unknown"])
+    made.commit([Commit("unknown", 4, (1, 2), (0,), 5)])
     assert made.propose([], []) == []
     made.propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
-    made.free(["s0", "nobody", "s0", "s1", "s2", "s3"])
+    made.free(["s0", "unknown", "s0", "s1", "s2", "s3"])
     made.commit([Commit("s0", 6, (1,), (), 6)])
     again = made.propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
-    assert told(again) == told(
+    assert comparable(again) == comparable(
         drafter(name, host).propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
     )
 
@@ -243,17 +243,17 @@ def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: To
     text += [0, 1]
     made.commit([Commit("s", 9, (0, 1), (), 10)])
     again, fresh = (each.propose([given], [DraftBudget(3, 3)]) for each in (made, drafter(name, host)))
-    compared = opening if name in LEARNING else told
+    compared = opening if name in LEARNING else comparable
     assert compared(again) == compared(fresh)
 
 
 def opening(drafts: Sequence[Draft]) -> list[object]:
-    """What has to be the same where the commits told a drafter whom to follow from there."""
+    """What must be equal where commits decide which pool member a drafter follows next."""
     return [(draft.id, draft.base_len, draft.tokens[0]) for draft in drafts]
 
 
-def told(drafts: Sequence[Draft]) -> list[object]:
-    """What can be compared."""
+def comparable(drafts: Sequence[Draft]) -> list[object]:
+    """The comparable fields of drafts."""
     return [(draft.id, draft.base_len, draft.tokens, draft.parents, draft.drafters) for draft in drafts]
 
 

@@ -92,7 +92,7 @@ def engine(policy: Policy, method: str = "auto", size: int = 2) -> Engine:
 
 
 def distance_under(build: Callable[[], Engine], method: str) -> float:
-    """Distance from the target's distribution, beside a neighbour."""
+    """Distance from the target's distribution, in a batch with another request."""
     chosen = Speculation(acceptance_method=method)
     company = [Request("a", (1, 1, 0), SamplingParams(max_tokens=24), 1, speculation=chosen)]
     request = Request("z", (0, 1, 0), PARAMS, 99, arrival=1.0, speculation=chosen)

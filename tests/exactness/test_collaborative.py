@@ -90,7 +90,7 @@ def test_every_blend_and_length(name: str, proposal: str) -> None:
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_models_with_a_loop_of_their_own(acceptance_method: str, proposal: str) -> None:
-    """Proposals of a native call keep the distribution, beside greedy requests and parameters that need Python."""
+    """Proposals of a native call keep the distribution, batched with greedy requests and ones that need Python."""
     params = SamplingParams(max_tokens=5, temperature=0.8)
     for name, gamma in (("weighted", [3, 2]), ("contrastive", [1, 4]), ("three", [2, 3, 1])):
         assert (

@@ -48,7 +48,7 @@ def error(count: int = 2) -> float:
 
 
 def test_a_committed_bonus_is_seen() -> None:
-    """What the scorer draws behind an accepted proposal follows the scorer alone."""
+    """What the scorer draws after an accepted proposal follows the scorer alone."""
     assert error() < EXACT
     plain = Rejection.verify
 
@@ -149,7 +149,7 @@ def calls(ensemble: Mapping[str, object], gammas: list[int], sixteen: bool) -> l
 
 
 def test_a_line_cleared_by_anothers_rejection_is_seen(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody's calls depend on the company; what is cleared in the middle of a turn is missed there."""
+    """No request's calls depend on its batch; entries cleared in the middle of a turn are missed there."""
     assert calls(LAW, [2, 2], True) == calls(LAW, [2, 2], False)
     overall: list[ProposalChain] = []
     begin, cut = ProposalChain.__init__, ProposalChain.replace

@@ -106,7 +106,7 @@ def test_a_choosing_drafter_keeps_the_distribution(acceptance_method: str, draft
 
 @pytest.mark.parametrize("tree", range(1, 7))
 def test_match_moves_the_cache_of_an_accepted_path(tree: int) -> None:
-    """Five tokens, so that what stands in the cache behind an accepted path is read."""
+    """Five tokens, so that the cache entries after an accepted path is read."""
     target = ToyModel(3, order=2, seed=1)
     tokens, parents = chains_and_trees()[-tree]
     engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))

@@ -28,7 +28,7 @@ from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, toke
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, LENGTH = (0, 1), 5  # so long that what was drafted ahead is judged
 PLAIN = SamplingParams(max_tokens=6)
-BESIDE = [name for name in MODES if name != "sequential"]
+OVERLAPPED = [name for name in MODES if name != "sequential"]
 
 
 def target(vocab: int = 2) -> ToyModel:
@@ -54,7 +54,7 @@ def error(
 
 @pytest.mark.parametrize("executor", ["inline", "wired", "slow", "gaps"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-@pytest.mark.parametrize("execution_mode", BESIDE)
+@pytest.mark.parametrize("execution_mode", OVERLAPPED)
 def test_the_distribution_is_kept(execution_mode: str, acceptance_method: str, executor: str) -> None:
     """Every path through drafts made in time, late, ahead and never, here and by wire; no number serves twice."""
     for k in (1, 2) if executor == "inline" else (1,):
@@ -125,7 +125,7 @@ def plain(name: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("executor", ["inline", "wired", "worker", "slow", "fragile"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("execution_mode", BESIDE)
+@pytest.mark.parametrize("execution_mode", OVERLAPPED)
 def test_outputs_are_identical(execution_mode: str, drafter: str, executor: str) -> None:
     for name, params in PARAMS.items():
         engine = under(toy_engine(strong(), DRAFTERS[drafter](), k=3), execution_mode, executor)
@@ -134,7 +134,7 @@ def test_outputs_are_identical(execution_mode: str, drafter: str, executor: str)
 
 
 @pytest.mark.parametrize("executor", ["inline", "wired", "worker", "slow", "fragile"])
-@pytest.mark.parametrize("execution_mode", BESIDE)
+@pytest.mark.parametrize("execution_mode", OVERLAPPED)
 def test_outputs_are_identical_in_a_small_cache(execution_mode: str, executor: str) -> None:
     """Preempted with drafts in the pool or on the way, and admitted again in pieces."""
     preempted = 0
@@ -148,7 +148,7 @@ def test_outputs_are_identical_in_a_small_cache(execution_mode: str, executor: s
 
 
 @pytest.mark.parametrize("executor", ["inline", "worker", "slow"])
-@pytest.mark.parametrize("execution_mode", BESIDE)
+@pytest.mark.parametrize("execution_mode", OVERLAPPED)
 def test_arrivals_and_aborts_in_the_middle(execution_mode: str, executor: str) -> None:
     engine = under(
         toy_engine(strong(24), DRAFTERS["itself"](), k=3, max_num_batched_tokens=17), execution_mode, executor

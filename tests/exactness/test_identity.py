@@ -170,7 +170,7 @@ def test_the_target_as_its_own_drafter_is_accepted(name: str, acceptance_method:
         metrics = engine.metrics()
         drafted, accepted = sum(metrics.draft_tokens.values()), sum(metrics.accepted_tokens.values())
         assert drafted > 30
-        # What is drafted behind a stop token is not accepted.
+        # What is drafted after a stop token is not accepted.
         assert accepted > (0.99 if not PARAMS[name].stop_token_ids else 0.7) * drafted
 
 
@@ -210,7 +210,7 @@ class Late(ScriptedDrafter):
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_late_drafts_and_drafts_for_nobody_are_left_out(name: str) -> None:
+def test_late_drafts_and_drafts_of_unknown_requests_are_dropped(name: str) -> None:
     engine = toy_engine(target(), Late(), k=3)
     assert tokens_of(run_all(engine, requests(PARAMS[name]))) == plain(name)
     assert engine.metrics().draft_tokens == {}

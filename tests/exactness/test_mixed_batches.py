@@ -119,7 +119,7 @@ def test_handed_back_rows_are_bounded(folders: tuple[Path, Path], monkeypatch: p
     assert {rounds for _, rounds in noted} == {1}
 
 
-def test_prompts_are_computed_beside_native_drafts(folders: tuple[Path, Path]) -> None:
+def test_prompts_are_computed_in_steps_with_native_drafts(folders: tuple[Path, Path]) -> None:
     """A new request joins native steps at once, in pieces of its prompt."""
     asked = requests(SHAPES["sampled"], streams=False)
     late = replace(asked[2], id="late", prompt=tuple(n % 60 for n in range(60)))

@@ -120,7 +120,7 @@ def test_one_who_calls_does_not_wait_for_further_rounds(folders: tuple[Path, Pat
     os.close(writable)
 
 
-def test_who_reads_along_hears_of_all_rounds_of_a_call_at_once(folders: tuple[Path, Path]) -> None:
+def test_a_stream_receives_all_rounds_of_a_call_at_once(folders: tuple[Path, Path]) -> None:
     engine = engine_of(folders, "match", 2)
     noted = calls(engine)
     streamed, silent = requests(SHAPES["greedy"], streams=False)[:2]
@@ -132,8 +132,8 @@ def test_who_reads_along_hears_of_all_rounds_of_a_call_at_once(folders: tuple[Pa
         rounds = noted[-1][1] if len(noted) > before else None
         if rounds is not None and rounds > 1:
             assert [event.id for event in events].count(streamed.id) <= 1
-            told = [event for event in events if event.id == streamed.id]
-            assert not told or len(told[0].tokens) == len(told[0].sources) >= rounds
+            received = [event for event in events if event.id == streamed.id]
+            assert not received or len(received[0].tokens) == len(received[0].sources) >= rounds
     assert max(rounds for _, rounds in noted) > 1
 
 

@@ -269,7 +269,7 @@ def acceptance(drafter: Drafter, nodes: int = 3, prompts: int = 12) -> float:
 
 
 class Stumbles(ToyModel):
-    """Equal to the target except behind every token 0, so that drafts are cut now and then."""
+    """Equal to the target except after every token 0, so that drafts are cut now and then."""
 
     def __init__(self) -> None:
         super().__init__(5, order=3, seed=1)

@@ -99,18 +99,18 @@ def test_drafts_of_different_lengths(folders: tuple[Path, Path]) -> None:
 
 
 def test_the_pool_learns_from_native_drafts(folders: tuple[Path, Path]) -> None:
-    """The drafter that is the target gets most weight; a pool that hears of no native draft learns nothing."""
+    """The drafter that is the target gets most weight; a pool that observes no native draft learns nothing."""
     asked = by_one(requests(SHAPES["greedy"], streams=True), "itself", "near")
     rates = []
-    for deaf in (False, True):
+    for silent in (False, True):
         made = pool(folders)
-        if deaf:
+        if silent:
             override(made, begin_native=lambda contexts, budgets: None)
         written(engine(folders, made), asked)
         rates.append(dict(zip(made.member_names, made.pool_stats.prior.rates, strict=True)))
-    heard, unheard = rates
-    assert heard["itself"] > heard["near"]
-    assert heard["itself"] - 0.5 > 2 * abs(unheard["itself"] - 0.5)
+    observed, unobserved = rates
+    assert observed["itself"] > observed["near"]
+    assert observed["itself"] - 0.5 > 2 * abs(unobserved["itself"] - 0.5)
 
 
 def test_asking_changes_nothing(folders: tuple[Path, Path]) -> None:

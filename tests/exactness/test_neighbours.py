@@ -149,7 +149,7 @@ def test_extreme_parameters_change_no_neighbours_tokens(
 
 
 class Huge(Single):
-    """Logits at the end of single precision behind the token 4, which a penalty makes infinite."""
+    """Logits at the end of single precision after the token 4, which a penalty makes infinite."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

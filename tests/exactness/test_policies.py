@@ -305,7 +305,7 @@ def test_token_for_token_where_goodput_chooses_trees(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_token_for_token_beside_verification(name: str, execution_mode: str, kind: str) -> None:
+def test_outputs_are_equal_when_drafting_overlaps(name: str, execution_mode: str, kind: str) -> None:
     requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(PLAYERS)]
     plain = tokens_of(run_all(toy_engine(target(6), None), requests))
     assert tokens_of(run_all(under(engine(name, size=6), execution_mode), requests)) == plain
@@ -314,7 +314,7 @@ def test_token_for_token_beside_verification(name: str, execution_mode: str, kin
 @pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
 @pytest.mark.parametrize(("k", "acceptance_method"), [(1, "block"), (2, "rejection")])
-def test_the_distribution_is_the_targets_beside_verification(
+def test_distributions_are_equal_when_drafting_overlaps(
     k: int, name: str, execution_mode: str, acceptance_method: str
 ) -> None:
     """With drafts of one token, what was drafted ahead is judged within the length; with two, lengths change."""

@@ -1,7 +1,8 @@
 """A pool keeps the distribution, with every combiner and every exact acceptance method that may verify its drafts.
 
 Each path through the random choices has an engine of its own, because a pool learns: its weights and confidences depend
-on what was committed before. Other requests run beside, so that they are not what they were at the start.
+on what was committed before. Other requests run in the same batch, so that
+weights and confidences differ from those at the start.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def error(
     pool: tuple[str, str], acceptance_method: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
 ) -> float:
     """Total variation between a request's distribution and the target's; a seeded request runs at the same time."""
-    beside = make_request("beside", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
+    other = make_request("other", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
     watched = Request(
         "watched", PROMPT, params, 5, parent="watched", speculation=Speculation(acceptance_method=acceptance_method)
     )
@@ -81,7 +82,7 @@ def error(
         with drawing(real), ExitStack() as stack:
             for module in ("model", "dynamic_tree", "pool.candidates"):
                 stack.enter_context(patch(f"cospec.drafters.{module}.RandomStreams", own))
-            for each in (beside, watched):
+            for each in (other, watched):
                 engine.add(each)
             while len(output) < length:
                 output += tuple(t for event in engine.step() if event.id == watched.id for t in event.tokens)

@@ -73,8 +73,8 @@ def test_any_cut_ends_alike(text: TextInfo, data: st.DataObject, params: Samplin
         assert "".join(e.text for e in joined) == "".join(e.text for e in first)
         assert (tail[-1].finish, tail[-1].stop_reason) == (first[-1].finish, first[-1].stop_reason)
         assert [row for e in joined for row in e.logprobs] == [row for e in first for row in e.logprobs]
-        prompts_told = [e.prompt_logprobs for e in joined if e.prompt_logprobs is not None]
-        assert prompts_told == [e.prompt_logprobs for e in first if e.prompt_logprobs is not None]
+        prompt_rows = [e.prompt_logprobs for e in joined if e.prompt_logprobs is not None]
+        assert prompt_rows == [e.prompt_logprobs for e in first if e.prompt_logprobs is not None]
         assert sum(len(e.sources) for e in tail) == sum(len(e.tokens) for e in tail)
         assert tail[-1].stats is not None and first[-1].stats is not None
         assert tail[-1].stats.cached_prompt_tokens <= len(request.prompt)

@@ -204,7 +204,7 @@ def test_where_nothing_learns_a_repetition_is_the_same_draw(drafter: Drafter, re
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block", "match"])
 def test_a_request_that_is_made_again_alone_writes_the_same(acceptance_method: str) -> None:
-    """However much of it is wanted, but for the drafts that its end cuts, and whatever is told of it beside."""
+    """For any length, except drafts that the end cuts, and with any further outputs of the request."""
     found = []
     changes: list[dict[str, Any]] = [{}, {}, {"logprobs": 2}, {"max_tokens": 60}, {"stop": ()}]
     for more in changes:

@@ -101,7 +101,7 @@ class Blended:
         self.order, self.vocab_size = models[0].order, models[0].vocab_size
 
     def logits(self, context: Sequence[int]) -> Tensor:
-        """Log-probabilities ``[V]`` behind ``context``."""
+        """Log-probabilities ``[V]`` after ``context``."""
         rows = []
         for model in self.models:
             values = model.logits(context).tolist()

@@ -50,7 +50,7 @@ class World:
     other_prefill_tokens: int = 0
     capabilities: DrafterCapabilities = DrafterCapabilities()
     burst: int = 1  # rounds that may be run as one, as far as a plan lasts
-    beside: float = 0.0  # seconds for each sequence of a round with drafts, in none of its parts
+    overhead: float = 0.0  # seconds for each sequence of a round with drafts, in none of its parts
     lengths: list[list[int]] = field(default_factory=list)  # chosen, by round
     tokens: float = 0.0
     seconds: float = 0.0
@@ -114,7 +114,7 @@ class World:
             draft *= np.exp(self.stream_kind * chance.standard_normal())
         committed = sum(len(commit.tokens) for commit in commits)
         accepted = sum(len(commit.path) for commit in commits)
-        total = draft + target + 1e-5 * (n + 1) + self.beside * n * (depth > 0)
+        total = draft + target + 1e-5 * (n + 1) + self.overhead * n * (depth > 0)
         return StepStats(
             step,
             n,

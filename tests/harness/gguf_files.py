@@ -41,7 +41,7 @@ def write_model(
 
     Args:
         kinds: other types of tensors, by a part of their names in the file.
-        values: metadata of the architecture beside the common values.
+        values: metadata of the architecture, in addition to the common values.
     """
     config, architecture = model.config, ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, architecture)

@@ -132,7 +132,7 @@ def plain_model(folder: Path) -> Any:
 
 
 def _last_probabilities(model: Any, texts: torch.Tensor) -> torch.Tensor:
-    """``[texts, V]`` behind texts of one length."""
+    """``[texts, V]`` after texts of one length."""
     return torch.softmax(model(input_ids=texts, use_cache=False).logits[:, -1].double(), -1)
 
 

@@ -60,7 +60,7 @@ def readable(folders: tuple[Path, Path], acceptance_method: str, k: int, pages: 
 
 def written(engine: Engine, asked: list[Request], gap: int = 0) -> dict[str, list[Any]]:
     """What each output came to be; the times are left out. ``gap``: steps from one arrival to the next."""
-    told: dict[str, list[Event]] = {}
+    by_request: dict[str, list[Event]] = {}
     waiting, steps = list(asked), 0
     while waiting or engine.has_work:
         while waiting and (not gap or steps % gap == 0):
@@ -69,10 +69,10 @@ def written(engine: Engine, asked: list[Request], gap: int = 0) -> dict[str, lis
                 break
         steps += 1
         for event in engine.step():
-            told.setdefault(event.id, []).append(event)
+            by_request.setdefault(event.id, []).append(event)
         engine.check_integrity()
     found: dict[str, list[Any]] = {}
-    for id, events in told.items():
+    for id, events in by_request.items():
         stats = events[-1].stats
         assert stats is not None
         tokens = [token for event in events for token in event.tokens]

@@ -75,9 +75,9 @@ class Peer:
     def say(self, frame: bytes) -> object:
         """Send a frame; returns the answer, None where none comes."""
         self.socket.send(frame)
-        return self.hear()
+        return self.receive()
 
-    def hear(self, seconds: float = 2.0) -> object:
+    def receive(self, seconds: float = 2.0) -> object:
         return self.codec.decode(self.socket.recv()) if self.socket.poll(round(seconds * 1000)) else None
 
     def hello(self, **changes: object) -> bytes:

@@ -84,7 +84,7 @@ class Late(Future[Any]):
 
 
 class Slow(InlineExecutor):
-    """Answers only when somebody waits: what is asked for beside a verification is not there at its end."""
+    """Answers only when the caller waits: drafts requested during a verification are not ready at its end."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         future = super().submit(method, *args)

@@ -13,7 +13,7 @@ from harness.enumerated_draws import OutputDistribution
 
 
 class Table(Protocol):
-    """The logits behind a context, such as ``ToyModel`` gives."""
+    """The logits after a context, such as ``ToyModel`` gives."""
 
     def logits(self, context: Sequence[int]) -> Tensor: ...
 

@@ -71,7 +71,7 @@ class Recording(Drafter):
         self._write("commit")
 
     def free(self, ids: Sequence[str]) -> None:
-        if "nobody" not in ids:
+        if "unknown" not in ids:
             self._write(f"free {' '.join(ids)}")
 
     def _draft(self, id: str, tokens: tuple[int, ...]) -> Draft:

@@ -84,7 +84,7 @@ class ServerThread:
                 listener.bind(("127.0.0.1", 0))
                 self._server = uvicorn.Server(TimedConfig(app, self._settings, 5))
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-                listener.listen()  # connections queue until uvicorn takes them, so nobody has to wait for it
+                listener.listen()  # connections queue until uvicorn takes them, so no client has to wait for uvicorn
                 keys = self._settings.api_key
                 self._running = Running(url, client, asyncio.get_running_loop(), keys[0] if keys else None)
                 self._ready.set()

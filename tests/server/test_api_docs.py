@@ -24,7 +24,7 @@ def test_the_page_loads_from_this_server_alone(server: Running) -> None:
 
 
 def test_no_validator_elsewhere_is_asked(server: Running) -> None:
-    """Swagger UI sends the address of the API to a validator on the internet unless told otherwise."""
+    """Swagger UI sends the API's address to a validator on the internet unless a setting turns the validator off."""
     assert re.search(r'"validatorUrl":\s*null', server.http.get("/docs").text)
 
 

@@ -127,7 +127,7 @@ def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running])
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"])
-def test_clients_that_send_nothing_keep_nobody_out(server_of: Callable[..., Running], sent: bytes) -> None:
+def test_clients_that_send_nothing_block_no_other_client(server_of: Callable[..., Running], sent: bytes) -> None:
     server = server_of(max_connections=10)
     clients = [connect(server) for _ in range(50)]
     for client in clients:

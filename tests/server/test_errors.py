@@ -1,4 +1,4 @@
-"""Every mistake gets OpenAI's error form, one sentence, and harms nobody else."""
+"""Every mistake gets OpenAI's error form, one sentence, and harms no other request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "told"),
+    ("body", "param", "expected"),
     [
         ({"temperature": -1}, "temperature", "-1"),
         ({"temperature": "hot"}, "temperature", "'hot'"),
@@ -70,10 +70,10 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"suffix": "x" * 10_000}, "suffix", " ... "),
     ],
 )
-def test_bad_fields_are_named(server: Running, body: dict[str, Any], param: str, told: str) -> None:
+def test_bad_fields_are_named(server: Running, body: dict[str, Any], param: str, expected: str) -> None:
     error = error_of(server.post("/v1/completions", **{"prompt": "a", **body}), 400)
     assert error["param"] == param
-    assert told in error["message"]
+    assert expected in error["message"]
     assert error["type"] == "invalid_request_error"
 
 
@@ -121,7 +121,7 @@ def test_failing_request_leaves_its_neighbours_alone(server: Running) -> None:
         assert neighbour.result().json()["usage"]["completion_tokens"] == 100
 
 
-def test_failure_inside_a_stream_is_told_in_the_stream(server: Running) -> None:
+def test_failure_inside_a_stream_is_reported_in_the_stream(server: Running) -> None:
     body = {"prompt": "FOREVER", "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -133,7 +133,7 @@ def test_failure_inside_a_stream_is_told_in_the_stream(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "told"),
+    ("body", "param", "expected"),
     [
         ({"max_completion_tokens": 0}, "max_completion_tokens", "a number from 1 up"),
         ({"logprobs": True, "top_logprobs": 25}, "top_logprobs", "20"),
@@ -141,11 +141,11 @@ def test_failure_inside_a_stream_is_told_in_the_stream(server: Running) -> None:
         ({"messages": [5]}, "messages.0", "an object"),
     ],
 )
-def test_chat_names_the_field_that_was_given(server: Running, body: dict[str, Any], param: str, told: str) -> None:
+def test_chat_names_the_field_that_was_given(server: Running, body: dict[str, Any], param: str, expected: str) -> None:
     given = {"messages": [{"role": "user", "content": "a"}], **body}
     error = error_of(server.post("/v1/chat/completions", **given), 400)
     assert error["param"] == param
-    assert error["message"].endswith(f"{told}.")
+    assert error["message"].endswith(f"{expected}.")
 
 
 def test_client_disconnects_while_sending(server: Running, caplog: pytest.LogCaptureFixture) -> None:

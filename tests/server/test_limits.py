@@ -88,7 +88,7 @@ def test_a_body_above_the_bound_is_refused(server_of: Callable[..., Running], ch
 
 
 @pytest.mark.parametrize("length", ["99999999", "9" * 5000])
-def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(server: Running, length: str) -> None:
+def test_too_large_content_length_is_refused_before_the_body(server: Running, length: str) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as sender:
         sender.sendall(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
@@ -96,7 +96,7 @@ def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(serv
 
 
 @pytest.mark.parametrize(
-    ("settings", "body", "param", "told"),
+    ("settings", "body", "param", "expected"),
     [
         ({"max_prompts": 2}, {"prompt": ["a", "b", "c"]}, "prompt", "at most 2 prompts"),
         ({"max_prompts": 2}, {"prompt": [[1], [2], [3]]}, "prompt", "at most 2 prompts"),
@@ -112,12 +112,12 @@ def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(serv
     ],
 )
 def test_bounds_are_the_operators(
-    server_of: Callable[..., Running], settings: dict[str, Any], body: dict[str, Any], param: str, told: str
+    server_of: Callable[..., Running], settings: dict[str, Any], body: dict[str, Any], param: str, expected: str
 ) -> None:
     server = server_of(**settings)
     error = error_of(server.post("/v1/completions", **{"prompt": "a", "max_tokens": 1, **body}), 400)
     assert error["param"] == param
-    assert told in error["message"]
+    assert expected in error["message"]
 
 
 def test_what_is_within_the_bounds_is_served(server_of: Callable[..., Running]) -> None:

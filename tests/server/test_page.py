@@ -47,8 +47,8 @@ COMMANDS = re.findall(r"```console\n\$ (.*?)```(?:\n\n```json\n(.*?)```)?", PAGE
 
 def said(names: Iterable[str]) -> bool:
     """Whether the page has every name in code quotes; the page calls an option by the dashes of the command line."""
-    told = set(re.findall(r"`(?:--)?([^` ]+)`", PAGE))
-    missing = {name for name in names if name not in told and name.replace("_", "-") not in told}
+    quoted = set(re.findall(r"`(?:--)?([^` ]+)`", PAGE))
+    missing = {name for name in names if name not in quoted and name.replace("_", "-") not in quoted}
     assert not missing
     return True
 

@@ -157,24 +157,24 @@ def test_server_without_restarts_ends_with_its_engine(served: Start) -> None:
     assert process.wait(30) == 1
 
 
-def test_taken_port_is_told_before_a_model_is_loaded(server: Running) -> None:
+def test_taken_port_is_reported_before_a_model_is_loaded(server: Running) -> None:
     port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}"):
         run(EngineConfig(model="missing"), ServerSettings(port=port), build=FakeEngine.build)
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         ("missing", "model is 'missing'"),
         ("broken", "ZeroDivisionError: bad arithmetic"),
         ("fatal", "exit code 7"),
     ],
 )
-def test_engine_that_cannot_start_says_why(model: str, told: str) -> None:
+def test_engine_that_cannot_start_says_why(model: str, expected: str) -> None:
     with pytest.raises(ModelError) as error:
         run(EngineConfig(model=model), ServerSettings(port=0), build=FakeEngine.build)
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_serve_with_an_unknown_model_prints_one_sentence() -> None:

@@ -116,7 +116,7 @@ def test_an_idle_engine_is_healthy(start: Start) -> None:
         time.sleep(0.1)
 
 
-def test_a_server_is_told_to_end_while_its_engine_restarts(start: Start) -> None:
+def test_a_server_ends_on_sigterm_while_its_engine_restarts(start: Start) -> None:
     server = start()
     os.kill(engine_of(server.process.pid), signal.SIGKILL)
     health(server.http, 503)

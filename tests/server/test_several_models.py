@@ -97,7 +97,7 @@ def test_they_are_listed_as_one_model(served: Served) -> None:
     ],
 )
 def test_a_request_brings_an_ensemble(served: Served, ensemble: dict[str, Any], name: str) -> None:
-    """The same whole, streamed, as a chat, and with nobody proposing."""
+    """The same whole, streamed, as a chat, and without proposals."""
     body = {**BODY, "ensemble": ensemble, "frequency_penalty": 0.5, "top_p": 0.9}
     whole = served.http.post("/v1/completions", json=body).json()
     assert (whole["distribution"], whole["exact"]) == (name, not name.startswith("adaptive"))

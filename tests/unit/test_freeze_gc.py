@@ -7,7 +7,7 @@ import gc
 from cospec.process_utils import freeze_gc
 
 
-def test_what_is_there_is_left_out_of_collections_and_what_comes_later_is_not() -> None:
+def test_garbage_collection_skips_only_objects_made_before() -> None:
     kept = [[n] for n in range(1000)]
     try:
         freeze_gc()

@@ -52,7 +52,7 @@ def test_several_outputs_of_one_prompt_differ_and_add_up() -> None:
     assert found.outputs[0].token_ids == llm().generate([0, 1], SEEDED)[0].outputs[0].token_ids
 
 
-def test_an_output_that_fails_is_told_and_the_others_are_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_output_is_reported_and_the_others_are_written(caplog: pytest.LogCaptureFixture) -> None:
     target = ToyModel(5, order=1, seed=1)
     target.table[4] = float("nan")
     target.table[..., 4] = -50.0
@@ -60,8 +60,8 @@ def test_an_output_that_fails_is_told_and_the_others_are_written(caplog: pytest.
     sentence = failed.outputs[0].error
     assert failed.outputs[0].finish_reason == "error" and sentence is not None and "not numbers" in sentence
     assert (written.outputs[0].finish_reason, written.outputs[0].error) == ("length", None)
-    (told,) = caplog.records
-    assert failed.request_id in told.getMessage() and sentence in told.getMessage()
+    (record,) = caplog.records
+    assert failed.request_id in record.getMessage() and sentence in record.getMessage()
 
 
 def test_none_runs_when_one_cannot() -> None:
@@ -123,7 +123,7 @@ def test_a_closed_llm_says_so_in_one_sentence() -> None:
             use()
 
 
-def test_an_error_inside_a_with_block_is_told_and_closes_it() -> None:
+def test_an_error_inside_a_with_block_is_raised_and_closes_it() -> None:
     with pytest.raises(InvalidInput, match="prompt"), llm() as made:
         made.generate([], SEEDED)
         made.generate([[]], SEEDED)
@@ -199,13 +199,13 @@ def test_the_distribution_of_one_call() -> None:
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [None], [5]])
-def test_what_are_no_sampling_parameters_is_told(params: object) -> None:
+def test_wrong_sampling_parameters_are_reported(params: object) -> None:
     with pytest.raises(InvalidInput, match=r"^sampling_params is .*"):
         llm().generate([[0, 1]], params)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"lenght": 2}, "speculation is {'lenght': 2}"),
         (5, "speculation is 5"),
@@ -213,7 +213,7 @@ def test_what_are_no_sampling_parameters_is_told(params: object) -> None:
         ({"policy": "x"}, "speculation.policy is 'x'"),
     ],
 )
-def test_what_is_no_speculation_is_told(given: Any, told: str) -> None:
+def test_wrong_speculation_is_reported(given: Any, expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         llm().generate([[0, 1]], SEEDED, given)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)

@@ -57,8 +57,8 @@ def clean() -> Iterator[None]:
 def test_a_class_that_lacks_an_attribute_is_refused_by_its_name(kind: str) -> None:
     table, whole, needed = WHOLE[kind]
     for attribute in needed:
-        told = f"^{kind} 'mine' is .*:Own, which does not declare {attribute}"
-        with pytest.raises(InvalidInput, match=told):
+        expected = f"^{kind} 'mine' is .*:Own, which does not declare {attribute}"
+        with pytest.raises(InvalidInput, match=expected):
             REGISTER[kind]("mine", without(whole, attribute))
     assert not table.knows("mine")
 
@@ -85,7 +85,7 @@ def test_a_name_that_is_taken_is_refused(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"samples": "no"}, "whose samples is 'no'"),
         ({"capabilities": 5}, "whose capabilities is 5"),
@@ -94,8 +94,8 @@ def test_a_name_that_is_taken_is_refused(kind: str, name: str) -> None:
         ({"stream_kinds": "draft"}, "whose stream_kinds is 'draft'"),
     ],
 )
-def test_a_value_of_another_type_is_refused(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_a_value_of_another_type_is_refused(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidInput, match=expected):
         cospec.register_drafter("mine", type("Own", (NgramDrafter,), changed))
 
 
@@ -148,13 +148,13 @@ def test_broken_package_is_named(packages: Path) -> None:
     )
     made = table()
     assert made.load("own") is Match
-    for name, told in (
+    for name, expected in (
         ("a", r"'a' of package raising, which cannot be loaded \(RuntimeError: two lines\)"),
         ("b", r"'b' of package raising, which cannot be loaded \(ModuleNotFoundError: .*no_such_module"),
         ("c", r"'c' of package raising, which cannot be loaded \(AttributeError"),
         ("d", r"thing 'd' is lacking:Thing, which does not declare verify"),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=expected):
             made.load(name)
 
 

@@ -112,8 +112,8 @@ class NativeMemberSteps:
         if blend.recipe is None or (blend.exact and blend.members != (TARGET,)):
             return SEVERAL_MODELS
         chain = self._members.proposal_chain(sequence)
-        behind = chain.fed[TARGET] < sequence.computed or bool(chain.pending)
-        return KNOWN_TOKENS if behind or not entry.samples_token else None
+        unread = chain.fed[TARGET] < sequence.computed or bool(chain.pending)
+        return KNOWN_TOKENS if unread or not entry.samples_token else None
 
     def _noted(
         self, blend: Blend, entries: Sequence[ScheduledRequest], outputs: Sequence[StepOutput], times: StepTimes

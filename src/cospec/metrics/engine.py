@@ -76,7 +76,7 @@ class Counters:
         if stats.drafts:
             for output, commit in zip(outputs, commits, strict=True):
                 if output.draft is not None:
-                    self._judged(output.draft.drafters, commit.path)
+                    self._count_draft(output.draft.drafters, commit.path)
 
     def ran(self, requests: int, python_path: Mapping[str, str]) -> None:
         """Count ``requests`` of a step; ``python_path`` gives the reason for each that was not native."""
@@ -84,7 +84,7 @@ class Counters:
         if python_path:
             self.python_path.update(python_path.values())
 
-    def _judged(self, names: Sequence[str], path: Sequence[int]) -> None:
+    def _count_draft(self, names: Sequence[str], path: Sequence[int]) -> None:
         for name in set(names):
             self.drafts[name] += 1
             self.draft_tokens[name] += names.count(name)
@@ -101,7 +101,7 @@ class Counters:
         self.finished[str(reason)] += 1
 
     def snapshot(self, running: int, waiting: int, usage: float, preemptions: int) -> EngineMetrics:
-        """These sums beside the engine's present state."""
+        """Return these sums and the engine's present state."""
         positions = {
             name: [counts[depth] for depth in range(max(counts) + 1)] for name, counts in self.per_position.items()
         }

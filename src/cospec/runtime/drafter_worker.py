@@ -1,7 +1,7 @@
 """The process that a drafter has for itself; ``drafter_process_executor`` starts the process and talks to it.
 
 The process ends when its connection ends or the engine's process is gone, whatever the drafter does at the time. An
-engine that was killed therefore leaves nothing behind. An error in the drafter ends the process too, with a traceback:
+engine that was killed therefore leaves no process. An error in the drafter ends the process too, with a traceback:
 the state of a drafter that raised is not known.
 """
 

@@ -83,7 +83,7 @@ def build_engine(config: EngineConfig) -> EngineLike:
 
 
 def main(arguments: list[str]) -> None:
-    """Main function of the engine process: build, report, serve until told to stop.
+    """Main function of the engine process: build, report, serve until the command to stop arrives.
 
     Args:
         arguments: the descriptors of the connection and of the progress counter, then the name of the function that
@@ -188,7 +188,7 @@ class EngineCoreProc:
                 self._step()
 
     def _take_commands(self) -> bool:
-        """Handle all waiting commands; without work, wait for one. False when told to stop."""
+        """Handle all waiting commands; without work, wait for a command. False after the command to stop."""
         wait = 0.0 if self._engine.has_work else IDLE_SECONDS
         if wait and not self._checked and not self._channel.poll(0.0):
             self._checked = True

@@ -91,7 +91,7 @@ def test_many_drafts_of_every_length(acceptance_method: str, temperature: float)
 @pytest.mark.parametrize("acceptance_method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_rows_that_are_no_numbers_count_where_the_result_depends_on_them(
+def test_rows_with_nan_count_where_the_result_depends_on_them(
     acceptance_method: str, temperature: float, odd: float
 ) -> None:
     made = Round(50, np.random.default_rng(4))

@@ -119,7 +119,7 @@ def test_default_drafter_changes_no_text(kind: str, tmp_path: Path) -> None:
     assert drafted[1] > 0 and drafted[2] == 0
 
 
-def test_an_unknown_key_is_told_of_the_common_ones_too() -> None:
+def test_the_error_of_an_unknown_key_lists_common_keys_too() -> None:
     given = {"method": "ngram", "num_speculativ_tokens": 3, "prompt_lookup_max": 4}
     config = resolve_speculation(EngineConfig.build({"speculative_config": given}))
     with pytest.raises(InvalidInput) as caught:

@@ -1,4 +1,4 @@
-"""A system that takes the times it is told and writes the prompt back."""
+"""A system that takes the given times and writes the prompt back."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_bad_outputs_are_refused_before_measuring(prompts: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--request-rate", "fast"], "request_rate is 'fast'"),
         (["--goodput", "itl:3"], "goodput is 'itl:3'"),
@@ -117,9 +117,9 @@ def test_bad_outputs_are_refused_before_measuring(prompts: Path) -> None:
         (["--base-url", "http://127.0.0.1:1"], "a server that answers|an OpenAI-compatible server"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_sentence(prompts: Path, arguments: list[str], told: str) -> None:
+def test_impossible_arguments_are_reported_in_a_sentence(prompts: Path, arguments: list[str], expected: str) -> None:
     done = run("serve", "--dataset-path", prompts, *arguments)
-    assert done.exit_code == 1 and re.search(told, done.output), done.output
+    assert done.exit_code == 1 and re.search(expected, done.output), done.output
     assert "Traceback" not in done.output
 
 

@@ -88,7 +88,7 @@ def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
         assert counters is not None and counters.drafts == 8 and counters.target_calls == 8
 
 
-def test_every_system_is_compared_with_all_before_it_and_shown_beside_the_first() -> None:
+def test_systems_are_compared_with_all_before_and_with_the_first() -> None:
     fakes = {name: FakeSystem(name, repeat(seconds), []) for name, seconds in (("a", 4.0), ("b", 2.0), ("c", 1.0))}
     figures = report(run(TurnOrder(repetitions=2), **fakes), Selection())
     found = {

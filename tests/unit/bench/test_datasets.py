@@ -31,7 +31,7 @@ FORMATS = {
 }
 SHAREGPT = [
     {"id": "a", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
-    {"id": "b", "conversations": [{"from": "gpt", "value": "Nobody asked."}]},
+    {"id": "b", "conversations": [{"from": "gpt", "value": "A text without a question."}]},
 ]
 
 
@@ -43,14 +43,14 @@ def test_formats_are_known_by_their_content(tmp_path: Path, name: str) -> None:
     assert load(path) == [prompt]
 
 
-def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> None:
+def test_share_gpt_is_one_list_and_skips_answers_without_prompts(tmp_path: Path) -> None:
     path = tmp_path / "share.json"
     path.write_text(json.dumps(SHAREGPT, indent=1), encoding="utf-8")
     assert load(path) == [Prompt("a", "Hi", "", "Hello.")]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2"),
         ('{"prompt": "a"}\n["b"]', "line 2, is list"),
@@ -62,15 +62,15 @@ def test_share_gpt_is_one_list_and_skips_what_nobody_asked(tmp_path: Path) -> No
         ("", "holds no prompts"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_bad_file_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidInput, match=told) as caught:
+    with pytest.raises(InvalidInput, match=expected) as caught:
         load(path)
     assert "allowed is" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="readable"):
         load(tmp_path / "none.jsonl")
 

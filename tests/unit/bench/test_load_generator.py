@@ -58,7 +58,7 @@ def test_a_request_carries_what_was_asked_for() -> None:
     assert asked.items() <= body.items() and "include_speculation_stats" not in body
 
 
-def test_our_own_server_is_asked_for_each_requests_counters_and_its_page_is_read() -> None:
+def test_requests_ask_for_counters_and_the_metrics_page_is_read() -> None:
     with StubServer({"p": STREAM}, metrics=PAGE) as server:
         found = drive(server, ["p"])
         assert server.bodies[0]["include_speculation_stats"] is True
@@ -86,7 +86,7 @@ def test_refused_requests_are_counted_by_kind() -> None:
     assert run["interrupted"] is None and run["not_sent"] == 0
 
 
-def test_a_server_that_dies_halfway_is_told_and_what_was_measured_is_kept() -> None:
+def test_a_dead_server_is_reported_and_measurements_are_kept() -> None:
     with StubServer({"p": STREAM}, die_after=3) as server:
         found = drive(server, ["p"] * 12, concurrency=1)
     run = report(found, Stage(AtOnce(), ()), TokenCounter(None), Selection(), keep_requests=True)

@@ -45,7 +45,7 @@ def test_tokens_of_a_chunk_share_the_time_before_it() -> None:
     assert found.tpot == pytest.approx(0.01)
 
 
-def test_tokens_that_come_with_the_first_one_took_no_time_of_their_own() -> None:
+def test_tokens_that_come_with_the_first_token_took_no_time() -> None:
     found = latency(stream((0.1, 3), (0.2, 2)))
     assert found is not None
     assert found.ttft == pytest.approx(0.1)
@@ -55,11 +55,11 @@ def test_tokens_that_come_with_the_first_one_took_no_time_of_their_own() -> None
 
 def test_a_chunk_without_a_beginning_token_counts_with_its_neighbour() -> None:
     between = latency(stream((0.1, 1), (0.15, 0), (0.2, 1)))
-    behind = latency(stream((0.1, 1), (0.2, 2), (0.3, 0)))
+    after = latency(stream((0.1, 1), (0.2, 2), (0.3, 0)))
     alone = latency(stream((0.1, 3), (0.3, 0)))
-    assert between is not None and behind is not None and alone is not None
+    assert between is not None and after is not None and alone is not None
     assert between.itl == pytest.approx((0.1,))
-    assert behind.itl == pytest.approx((0.1, 0.1)) and behind.e2el == pytest.approx(0.3)
+    assert after.itl == pytest.approx((0.1, 0.1)) and after.e2el == pytest.approx(0.3)
     assert alone.itl == pytest.approx((0.1, 0.1))
 
 
@@ -87,7 +87,7 @@ def test_what_does_not_stream_has_only_its_end() -> None:
     assert found.ttft is None and found.tpot is None and found.itl == ()
 
 
-def test_an_answer_without_text_has_no_latencies_and_disorder_is_an_error() -> None:
+def test_no_text_gives_no_latency_and_disorder_is_an_error() -> None:
     assert latency(stream()) is None
     with pytest.raises(ValueError, match="order"):
         latency(stream((0.2, 1), (0.1, 1)))

@@ -154,7 +154,7 @@ def test_equations_as_printed_and_corrected(room: Room) -> None:
     assert nodes.communication_reduction(links, 1.0) == 0
 
 
-def test_figures_beside_a_formula_are_drawn(room: Room) -> None:
+def test_figures_compared_with_a_formula_are_drawn(room: Room) -> None:
     """What an equation gives is compared with draws, not with the equation again."""
     assert room.cos.least_acceptance(0.3, draws=2000) == pytest.approx(0.3, abs=0.005)
     chance = np.random.default_rng(1)

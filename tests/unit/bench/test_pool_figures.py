@@ -45,10 +45,10 @@ def test_pools_are_held_against_the_best_tree_in_hindsight(pool: ModuleType) -> 
         "fuse all": 60,
         "1: fuse hedge": 5,
     }
-    (row,) = pool.beside_trees({(name, "mixed", 0.0): runs(count) for name, count in accepted.items()})
+    (row,) = pool.ratios_to_trees({(name, "mixed", 0.0): runs(count) for name, count in accepted.items()})
     assert (row["combiner"], row["workload"], row["of"]) == ("fuse", "mixed", "code")
     assert row["best tree"] == pytest.approx((2.0, 2.0, 2.0))
-    assert pool.beside_trees({("fuse hedge", "mixed", 0.0): runs(50)}) == []
+    assert pool.ratios_to_trees({("fuse hedge", "mixed", 0.0): runs(50)}) == []
 
 
 def test_the_page_shows_them_with_their_intervals(pool: ModuleType) -> None:
@@ -59,7 +59,7 @@ def test_the_page_shows_them_with_their_intervals(pool: ModuleType) -> None:
     ]
     table = "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"same_nodes": rows}))
     assert "| fuse | 0 | 1.25 (1.12 to 1.50) | 1.25 (1.12 to 1.50) |" in table
-    told = importlib.import_module("benchmarks.papers.cosine").over_tree({"same_nodes": rows})
-    assert told == "acceptance length 1.25× (1.12 to 1.50) of code"
+    text = importlib.import_module("benchmarks.papers.cosine").over_tree({"same_nodes": rows})
+    assert text == "acceptance length 1.25× (1.12 to 1.50) of code"
     some = [{key: value for key, value in row.items() if key != "all"} for row in stored["hedge"]]
     assert " /  / " in "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"hedge": some}))

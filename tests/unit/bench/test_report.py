@@ -50,7 +50,7 @@ def result() -> dict[str, Any]:
     return report.complete("serve", "cospec bench serve", {"token_count": "twice"}, measured)
 
 
-def test_speculation_is_told_in_the_fields_words() -> None:
+def test_speculation_is_reported_under_standard_names() -> None:
     found = figures([timing("a", "code")], 1.0, Selection())["speculation"]
     assert found["mean_acceptance_length"] == 3.0 and found["acceptance_rate"] == pytest.approx(6 / 9)
     assert found["draft_acceptance_rate"] == 0.5 and found["target_calls_per_token"] == 0.4
@@ -108,7 +108,7 @@ def test_every_plot_is_drawn_where_there_is_data_and_only_there() -> None:
     assert all_plots({"runs": [{"label": "x", "output_throughput": 1.0}]}) == []
 
 
-def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
     report.save(result(), tmp_path / "deep" / "r.html")
     text = (tmp_path / "deep" / "r.html").read_text(encoding="utf-8")
     images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)

@@ -1,4 +1,4 @@
-"""A queue that grows is told from one that does not, on a simulated server."""
+"""The detector separates a growing queue from a steady queue, on a simulated server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_server_that_keeps_up_is_not_marked(load: float, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("load", [1.3, 2.0])
-def test_a_server_that_falls_behind_is_marked(load: float, seed: int) -> None:
+def test_an_overloaded_server_is_marked(load: float, seed: int) -> None:
     found = detect(served(ByRate(load * 8 / 0.5).times(200, seed), 0.5, 8, seed))
     assert found.saturated and found.ttft_trend is not None and found.ttft_trend > 0.4
     assert found.completion_rate < found.arrival_rate

@@ -1,4 +1,4 @@
-"""transformers' own ways of decoding as systems: the same greedy text from each, whole timings, failures told."""
+"""transformers' own ways of decoding as systems: the same greedy text from each, whole timings, reported failures."""
 
 from __future__ import annotations
 

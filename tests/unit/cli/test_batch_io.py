@@ -24,7 +24,7 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
@@ -41,14 +41,14 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
         (b'{"id": "same", "prompt": "a"}', "line 1"),
     ],
 )
-def test_bad_lines_are_reported_by_number(tmp_path: Path, line: bytes, told: str) -> None:
+def test_bad_lines_are_reported_by_number(tmp_path: Path, line: bytes, expected: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"id": "same", "prompt": "a"}\n' + line + b'\n{"id": "last", "prompt": "a"}\n')
     batch_requests, warnings = read_batch(path)
     assert [batch_request.id for batch_request in batch_requests] == ["same", "last"]
     (warning,) = warnings
     assert warning.startswith("line 2: ")
-    assert told in warning
+    assert expected in warning
 
 
 def test_missing_file(tmp_path: Path) -> None:

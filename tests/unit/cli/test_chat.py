@@ -46,7 +46,7 @@ def test_commands(llm: type[FakeLLM], cospec_command: Command) -> None:
     assert "never" not in out
 
 
-def test_too_long_a_conversation_is_told_and_survived(llm: type[FakeLLM], cospec_command: Command) -> None:
+def test_too_long_a_conversation_is_reported_and_chat_goes_on(llm: type[FakeLLM], cospec_command: Command) -> None:
     out = talk(cospec_command, "x" * 400, "A")
     assert "messages is" in out
     assert "/reset" in out

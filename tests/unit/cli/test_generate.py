@@ -84,7 +84,7 @@ def test_turns_are_a_conversation(llm: type[FakeLLM], cospec_command: Command, f
 
 
 def test_any_sampling_parameter(llm: type[FakeLLM], cospec_command: Command, files: Files) -> None:
-    """By name, in JSON; the options beside win."""
+    """By name, in JSON; separate options win."""
     prompts, output = files
     write_lines(prompts, {"id": 1, "prompt": "abc"})
     given = '{"max_tokens": 9, "min_p": 0.1, "stop": ["z"], "logprobs": 1, "prompt_logprobs": 0}'
@@ -165,7 +165,7 @@ def test_interruption_keeps_what_is_done(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["--temperature", "-1"], 1, "temperature is -1.0"),
         (["--speculative-config", "{"], 1, "speculative_config"),
@@ -179,13 +179,13 @@ def test_interruption_keeps_what_is_done(
     ],
 )
 def test_wrong_options_get_one_sentence(
-    llm: type[FakeLLM], cospec_command: Command, files: Files, arguments: list[str], code: int, told: str
+    llm: type[FakeLLM], cospec_command: Command, files: Files, arguments: list[str], code: int, expected: str
 ) -> None:
     prompts, output = files
     write_lines(prompts, {"prompt": "a"})
     result = cospec_command("generate", "--prompts", prompts, "--output", output, *arguments)
     assert result.exit_code == code
-    assert told in result.stderr
+    assert expected in result.stderr
     if code == 1:
         assert len(result.stderr.strip().splitlines()) == 1
 

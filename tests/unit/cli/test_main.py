@@ -105,7 +105,7 @@ def test_models_of_the_command_line_win_however_many(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--collaboration", '{"gamma": 2}'], "collaboration is given for one model"),
         (["--port", "70000"], "port is 70000"),
@@ -118,12 +118,12 @@ def test_models_of_the_command_line_win_however_many(
     ],
 )
 def test_serve_tells_what_is_wrong_in_one_sentence(
-    cospec_command: Command, served: Calls, arguments: list[str], told: str
+    cospec_command: Command, served: Calls, arguments: list[str], expected: str
 ) -> None:
     result = cospec_command("serve", *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith("cospec: ")
-    assert told in result.stderr
+    assert expected in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert served == []
 

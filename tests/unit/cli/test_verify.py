@@ -24,15 +24,15 @@ BAD = Check("chi-square", "rule block", "p = 1e-30", "> 1e-04", False)
 @pytest.fixture
 def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
-    told: dict[str, Any] = {"checks": [GOOD, TIE]}
+    noted: dict[str, Any] = {"checks": [GOOD, TIE]}
 
     def context_of(models: list[str], speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
-        told.update(models=models, speculative=speculative, quick=quick, options=options)
-        return told
+        noted.update(models=models, speculative=speculative, quick=quick, options=options)
+        return noted
 
     monkeypatch.setattr(suite, "context_of_llm", context_of)
     monkeypatch.setattr(suite, "run_checks", lambda context: iter(context["checks"]))
-    return told
+    return noted
 
 
 def test_all_passed(cospec_command: Command, climbing: dict[str, Any], tmp_path: Path) -> None:

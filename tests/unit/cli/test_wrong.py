@@ -39,7 +39,7 @@ WRITTEN = "a file that can be written"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["verify", "--json", "folder"], "json is 'folder'"),
         (["verify", "--json", "no/such.json"], "json is 'no/such.json'"),
@@ -81,10 +81,12 @@ WRITTEN = "a file that can be written"
         ),
     ],
 )
-def test_what_is_wrong_is_told_first(cospec_command: Command, place: Path, arguments: list[object], told: str) -> None:
+def test_errors_are_reported_before_the_work(
+    cospec_command: Command, place: Path, arguments: list[object], expected: str
+) -> None:
     result = cospec_command(*arguments)
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith(f"cospec: {told}")
+    assert result.stderr.splitlines()[-1].startswith(f"cospec: {expected}")
 
 
 def test_a_file_that_can_be_written_lets_the_work_begin(cospec_command: Command, place: Path) -> None:

@@ -1,4 +1,4 @@
-"""One request that cannot go on takes nobody with it."""
+"""A request that cannot go on ends no other request."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CLEAN = [(0, 1), (2, 3, 1), (1, 1, 1, 0)]
 
 
 class Poisoned(ToyModel):
-    """Gives ``value`` for the logits of every row behind the token ``POISON``, or for some of them."""
+    """Gives ``value`` for the logits of every row after the token ``POISON``, or for some of them."""
 
     def __init__(self, value: float, whole_row: bool = True) -> None:
         super().__init__(5, order=2, seed=1)
         places = slice(None) if whole_row else slice(0, 2)
         self.table[:, POISON, places] = value
         self.table[POISON, :, places] = value
-        self.table[..., POISON] -= 50.0  # nobody writes it by himself
+        self.table[..., POISON] -= 50.0  # no request writes the token without being forced
 
 
 def healthy_outputs(params: SamplingParams, acceptance_method: str) -> dict[str, tuple[int, ...]]:
@@ -180,7 +180,7 @@ def test_aborts_at_every_step_give_everything_back() -> None:
         assert sum(engine.metrics().requests_finished.values()) == 4
 
 
-def test_greedy_ties_are_broken_the_same_way_with_and_without_a_draft() -> None:
+def test_greedy_ties_are_broken_alike_with_and_without_a_draft() -> None:
     """Float32 logits that are equal after penalties: the point mass and the choice must be the same token."""
     from cospec.core.sampling import History, edit, likeliest
     from harness.target_probs import target_probs_of

@@ -88,7 +88,7 @@ def test_preemption_in_the_middle_of_a_prompt() -> None:
 
 
 def test_trimmed_with_the_tokens() -> None:
-    """A stop token in the middle of an accepted path: nothing is reported behind it."""
+    """A stop token in the middle of an accepted path: no logprobs are reported after it."""
     model = ToyModel(VOCAB, seed=1)
     greedy = SamplingParams(max_tokens=12, temperature=0)
     line = tokens_of(run_all(toy_engine(model, None), [make_request("a", (0, 1), greedy)]))["a"]

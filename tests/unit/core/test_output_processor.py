@@ -158,7 +158,7 @@ def test_the_earliest_then_the_longest_stop_string_wins(tokenizer: Tokenizer) ->
 
 
 def test_stop_strings_below_the_minimum_do_not_stop_later_either(tokenizer: Tokenizer) -> None:
-    """A stop string that passed while it was banned is text like any other, also beside a longer stop string."""
+    """A stop string that passed while it was banned is text like any other, also together with a longer stop string."""
     params = SamplingParams(max_tokens=9, min_tokens=3, stop=("ab", "something long"))
     sequence, events = commit(tokenizer, params, [[AB], *([token] for token in letters("xyzab"))])
     assert text_of(events) == "abxyz"
@@ -186,7 +186,7 @@ def test_a_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, start: int)
 
 
 def test_any_bytes_at_all(tokenizer: Tokenizer) -> None:
-    """Random bytes behind random bytes: no error, no text of the prompt, no text lost behind whole characters."""
+    """Random bytes after random bytes: no error, no text of the prompt, no text lost after whole characters."""
     import random
 
     random.seed(5)

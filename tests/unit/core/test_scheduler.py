@@ -93,7 +93,7 @@ def test_a_priority_is_worth_some_waiting_and_no_more() -> None:
     assert [one.id for one in made.waiting] == ["early", "low", "late"]
 
 
-def test_a_prompt_is_computed_in_pieces_beside_the_others() -> None:
+def test_a_prompt_is_computed_in_pieces_during_other_requests() -> None:
     made = scheduler(tokens=8)
     add(made, sequence("a", 3, arrival=0.0), sequence("b", 17, arrival=1.0))
     assert rounds(made, 4) == [
@@ -210,7 +210,7 @@ def test_siblings_share_the_prompt() -> None:
     assert {one.stats.cached_prompt_tokens for one in made.running} == {0, 12}
 
 
-def test_nobody_starves() -> None:
+def test_no_request_starves() -> None:
     """Much more work than room: everybody ends."""
     made = scheduler(pages=8, k=3, seqs=5, tokens=9)
     overall = [sequence(chr(97 + n), 3 + n, max_tokens=9, arrival=float(n)) for n in range(9)]
@@ -236,7 +236,7 @@ def test_a_removed_sequence_leaves_nothing() -> None:
     assert made.pages.usage == 0
 
 
-def test_rounds_are_run_as_one_where_nobody_waits() -> None:
+def test_rounds_are_run_as_one_where_no_request_waits() -> None:
     def allowed(*more: RequestState, pages: int = 64, seqs: int = 64) -> int:
         made = Scheduler(BlockPool(pages, 4), Fixed(3), SchedulerLimits(seqs, 64, 200, max_steps=8))
         add(made, sequence("a", 8, arrival=1.0), *more)
@@ -264,7 +264,7 @@ def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
         assert made.plan().max_steps == rounds
 
 
-def test_rounds_with_drafts_run_one_by_one_where_they_cannot_run_as_one() -> None:
+def test_rounds_with_drafts_run_singly_without_multi_step_drafts() -> None:
     for length, rounds in ((3, 1), (0, 8)):
         made = Scheduler(
             BlockPool(64, 4), Fixed(length), SchedulerLimits(64, 64, 200, max_steps=8, multi_step_drafts=False)

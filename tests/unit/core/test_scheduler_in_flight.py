@@ -152,7 +152,7 @@ def test_a_request_is_given_up_after_failures_in_a_row() -> None:
     assert made.plan().entries == () and made.pages.usage == 0
 
 
-def test_of_requests_that_fail_together_only_the_first_can_fail_again() -> None:
+def test_after_a_joint_failure_only_the_first_request_runs_again() -> None:
     made = scheduler(3)
     sequences = add(made, 3)
     for plan in [submit(made), submit(made), submit(made)]:

@@ -114,7 +114,7 @@ def test_growing_text_is_read_as_if_at_once(seed: int) -> None:
             continue
         own, agreed = read
         since = list(own)[:agreed]
-        assert since[: len(fed)] == fed[:agreed], "what is called unchanged was not told before"
+        assert since[: len(fed)] == fed[:agreed], "tokens called unchanged were not returned before"
         fed = list(own)
         assert OWN.decode(fed) == TARGET.decode(known)
     assert fed == OWN.encode(text).ids
@@ -131,7 +131,7 @@ def test_half_a_character_waits() -> None:
 
 
 def test_the_end_of_a_text_is_healed() -> None:
-    """Behind half a word the row is that of the whole words which begin so, and of what follows the half."""
+    """After half a word, the row has the whole words that begin so, and what follows the half."""
     vocabulary = joined()
     words = {word: id for id, word in token_bytes(OWN).items()}
     the, re = words[b" the"], id_of(TARGET, "re")
@@ -164,12 +164,12 @@ def test_what_was_drafted_and_kept_is_not_fed_again() -> None:
     known = TARGET.encode("the other").ids
     first = vocabulary.tokens(context(known))
     assert first is not None
-    told = list(first[0])
+    before = list(first[0])
     more = TARGET.encode(" thing").ids
     second = vocabulary.tokens(context([*known, *more]))
     assert second is not None
     own, agreed = second
-    assert list(own) == [*told, *vocabulary.to_own(more)]
+    assert list(own) == [*before, *vocabulary.to_own(more)]
     assert agreed == len(own)
     split = TARGET.encode("the oth").ids
     vocabulary.tokens(context(split, "t"))

@@ -1,4 +1,4 @@
-"""Trees of the model drafter: their shape, what is known of each node beforehand, and the cache behind them."""
+"""Trees of the model drafter: their shape, what is known of each node beforehand, and the cache after them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def drafted(budget: DraftBudget, params: SamplingParams = GREEDY, stream_kind: S
     return draft
 
 
-def behind(draft: Draft, node: int, params: SamplingParams) -> np.ndarray:
-    """The drafter's distribution behind a node, without any cache."""
+def distribution_after(draft: Draft, node: int, params: SamplingParams) -> np.ndarray:
+    """The drafter's distribution after a node, without any cache."""
     path = [draft.tokens[above] for above in path_to(draft.parents, node)]
     rows = target_probs_of(model().logits([*TEXT, *path])[None], params, History(TEXT, 2, [path]))
     return np.asarray(rows[0])
@@ -84,7 +84,7 @@ def test_a_greedy_tree_holds_the_likeliest_paths() -> None:
     one = SamplingParams()  # of the confidences
     for node, (parent, token) in enumerate(zip(best.parents, best.tokens, strict=True)):
         assert best.confidence is not None
-        assert best.confidence[node] == pytest.approx(behind(best, parent, one)[token])
+        assert best.confidence[node] == pytest.approx(distribution_after(best, parent, one)[token])
     chain = drafted(DraftBudget(3, 3))
     node, main = -1, []
     while below := children(whole.parents, node):
@@ -97,7 +97,7 @@ def test_children_are_drawn_without_replacement_from_what_is_left() -> None:
     draft = drafted(DraftBudget(2, 40, widths=(4, 3)), DRAWN)
     assert draft.q is not None
     for node in range(-1, len(draft)):
-        q = behind(draft, node, DRAWN)
+        q = distribution_after(draft, node, DRAWN)
         ranked = np.sort(q)[::-1]
         for place, child in enumerate(children(draft.parents, node)):
             assert draft.q[child] == pytest.approx(q / q.sum(), abs=1e-14)
@@ -111,7 +111,7 @@ def test_under_match_children_stand_in_the_order_of_the_targets_race() -> None:
     draft = drafted(DraftBudget(2, 12, widths=(3, 3)), DRAWN, StreamKind.TARGET)
     assert draft.q is None
     for node in range(-1, len(draft)):
-        weights = behind(draft, node, DRAWN)
+        weights = distribution_after(draft, node, DRAWN)
         position = len(TEXT) + (depths(draft.parents)[node] if node >= 0 else 0)
         for child in children(draft.parents, node):
             assert draft.tokens[child] == RandomStreams(77, 0).token(weights, position, StreamKind.TARGET)
@@ -119,7 +119,7 @@ def test_under_match_children_stand_in_the_order_of_the_targets_race() -> None:
 
 
 @pytest.mark.parametrize("budget", [DraftBudget(4, 4, threshold=0.2), DraftBudget(4, 20, threshold=0.2)])
-def test_drafting_stops_where_the_product_of_confidences_falls_below_the_threshold(budget: DraftBudget) -> None:
+def test_drafting_stops_where_path_confidence_is_below_threshold(budget: DraftBudget) -> None:
     draft = drafted(budget)
     whole = drafted(DraftBudget(budget.depth, budget.max_nodes, threshold=1e-9))
     assert min(values(draft)) >= 0.2
@@ -129,7 +129,7 @@ def test_drafting_stops_where_the_product_of_confidences_falls_below_the_thresho
 
 @pytest.mark.parametrize("stream_kind", [StreamKind.DRAFT, StreamKind.TARGET])
 @pytest.mark.parametrize("params", [GREEDY, DRAWN])
-def test_it_catches_up_behind_any_path(params: SamplingParams, stream_kind: StreamKind) -> None:
+def test_the_cache_catches_up_after_any_path(params: SamplingParams, stream_kind: StreamKind) -> None:
     """Accepted paths of all lengths through all branches, rounds without a draft, and chains in between."""
     chance = np.random.default_rng(3)
     drafter = ModelDrafter(model())

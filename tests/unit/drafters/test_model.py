@@ -1,4 +1,4 @@
-"""The model drafter keeps its cache true: what it drafts is what its model would write behind the committed tokens."""
+"""The model drafter keeps its cache true: its drafts are what its model would write after the committed tokens."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_q_is_what_the_tokens_were_drawn_from() -> None:
         assert token == RandomStreams(77, 4).token(q, 4 + node, StreamKind.DRAFT)
 
 
-def test_under_match_it_races_with_the_targets_noise_and_reports_no_q() -> None:
+def test_match_draws_with_the_targets_noise_and_reports_no_q() -> None:
     context = DraftContext("s", [0, 1], 2, SamplingParams(), 5, StreamKind.TARGET)
     (draft,) = step(ModelDrafter(model()), [context], 3)
     assert draft.q is None
@@ -149,7 +149,7 @@ def test_it_stays_inside_its_own_context() -> None:
         assert [len(draft) for draft in step(drafter, [context], 3)] == ([wanted] if wanted else [])
 
 
-def test_without_room_it_leaves_a_sequence_out_and_draws_nothing_from_the_others() -> None:
+def test_a_sequence_without_room_is_left_out_and_draws_nothing() -> None:
     drafter = ModelDrafter(with_pool(ToyModel(V, order=3, seed=4), 4, 4))
     contexts = [DraftContext(id, [0, 1, 2, 3, 4, n, 1], 3, GREEDY, 0, StreamKind.DRAFT) for n, id in enumerate("abc")]
     drafts = step(drafter, contexts, 3)

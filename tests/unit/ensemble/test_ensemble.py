@@ -1,4 +1,4 @@
-"""Several models in one engine: refused options, bad ensembles beside other requests, prefixes, interfaces."""
+"""Several models in one engine: refused options, bad ensembles in a batch with other requests, prefixes, interfaces."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_model_calls_add_up() -> None:
         assert isinstance(engine.execution_mode, Collaborative) and 0 < engine.execution_mode.calls[name] < sum(own)
 
 
-def test_names_are_told_apart() -> None:
+def test_equal_names_get_numbers() -> None:
     assert distinct(["a", "b", "a", "a"]) == ("a", "b", "a#2", "a#3")
 
 

@@ -150,7 +150,7 @@ def test_what_is_given_stays() -> None:
     assert {proposer_schedule.order for proposer_schedule in pinned.schedules} == {(0, 1)}
 
 
-def test_nobody_proposes_where_rows_are_dear() -> None:
+def test_no_model_proposes_where_rows_are_expensive() -> None:
     """Standard decoding is kept, and looking for something better costs next to nothing."""
     policy, machine = free(), Machine((0.7, 0.7), (1.0, 1.0), DEAR, 4)
     machine.run(policy, 300)

@@ -46,7 +46,7 @@ def test_a_draft_holds_while_its_sequence_stands_still() -> None:
         ([1, 2, 3, 8, 9, 7], None),  # another token follows
         ([1, 2, 3, 8, 7], None),  # rejected
         ([1, 2, 3, 8], None),  # rejected, and still on the way
-        ([1, 2, 3, 8, 9], (4, 5, 6)),  # all accepted, and nothing behind it
+        ([1, 2, 3, 8, 9], (4, 5, 6)),  # all accepted, and no token after them
         ([1, 2, 3, 8, 9, 4, 5], None),  # judged more than once meanwhile
         ([1, 2, 3], None),  # not judged yet
     ],

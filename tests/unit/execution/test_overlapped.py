@@ -115,8 +115,8 @@ class Ticking:
         return self.now
 
 
-def auto(parallel: bool, beside: float) -> tuple[Engine, Auto]:
-    """An engine whose drafting takes 2 s and whose verification takes 4, or ``beside`` for each when overlapped."""
+def auto(parallel: bool, overlap_seconds: float) -> tuple[Engine, Auto]:
+    """An engine that drafts in 2 s and verifies in 4 s; overlapped, each takes ``overlap_seconds``."""
     clock = Ticking()
     made = toy_engine(ToyModel(4, order=2, seed=1), ModelDrafter(ToyModel(4, order=2, seed=1)), k=2)
     components = made.execution_mode.components
@@ -130,7 +130,7 @@ def auto(parallel: bool, beside: float) -> tuple[Engine, Auto]:
         return propose(*args)
 
     def slow_submit(*args: Any) -> Any:
-        clock.now += 4.0 if not chosen or chosen[0].info.name == "sequential" else beside
+        clock.now += 4.0 if not chosen or chosen[0].info.name == "sequential" else overlap_seconds
         return submit(*args)
 
     override(drafter, propose=slow_propose)
@@ -148,25 +148,29 @@ def load() -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "beside", "name", "why"),
+    ("parallel", "overlap_seconds", "name", "why"),
     [
         (False, 4.0, "sequential", "33%"),
         (True, 4.0, "draft-ahead", "measured 1."),
         (True, 16.0, "sequential", "draft-ahead"),
     ],
 )
-def test_auto_measures_before_it_chooses(load: list[Any], parallel: bool, beside: float, name: str, why: str) -> None:
-    made, execution_mode = auto(parallel, beside)
+def test_auto_measures_before_it_chooses(
+    load: list[Any], parallel: bool, overlap_seconds: float, name: str, why: str
+) -> None:
+    made, execution_mode = auto(parallel, overlap_seconds)
     assert "not measured" in execution_mode.info.reason
     run_all(made, load)
     assert execution_mode.info.name == name
     assert why in execution_mode.info.reason
 
 
-@pytest.mark.parametrize("beside", [4.0, 16.0])
-def test_another_load_is_measured_anew(load: list[Any], beside: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("overlap_seconds", [4.0, 16.0])
+def test_another_load_is_measured_anew(
+    load: list[Any], overlap_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    made, execution_mode = auto(True, beside)
+    made, execution_mode = auto(True, overlap_seconds)
     run_all(made, load)
     first = execution_mode.info
     assert "measured again" not in caplog.text

@@ -101,7 +101,7 @@ def test_they_can_be_sent_whatever_the_policy_has_learned() -> None:
     assert {type(value) for value in metrics.policy.values()} == {float}
 
 
-def test_reading_them_teaches_the_policy_nothing_and_an_idle_engine_learns() -> None:
+def test_reading_metrics_teaches_no_policy_but_idle_time_does() -> None:
     config = SpeculativeConfig(acceptance_method="match")
     parts = assemble(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)), config, EngineConfig(), TextInfo())
     engine = Engine(parts, EngineConfig())

@@ -209,8 +209,8 @@ struct Sequences {  // three: a decoding row, a prompt, and a tree of four nodes
     }
     // Whether a row attends an entry of its sequence.
     bool attends(long row, long entry, long window) const {
-        const long behind = entry - visible[row];
-        if (behind >= 0 && (behind > 63 || !(mask[row] >> behind & 1))) return false;
+        const long node = entry - visible[row];
+        if (node >= 0 && (node > 63 || !(mask[row] >> node & 1))) return false;
         const long s = sequence[row], first = starts[s];
         const int64_t position = entry < write_at[first] ? entry : positions[first + entry - write_at[first]];
         return !window || positions[row] - position < window;

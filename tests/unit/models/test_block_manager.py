@@ -106,7 +106,7 @@ def test_a_prefix_is_found_again_also_while_it_is_in_use() -> None:
     assert pool.open_sequence("e", [1, 2, 3, 4, 9]) == 4
 
 
-def test_the_same_words_behind_other_words_are_another_page() -> None:
+def test_equal_tokens_after_other_tokens_are_another_page() -> None:
     pool = BlockPool(10, 2)
     for id, text in (("a", [1, 2, 7, 7, 0]), ("b", [3, 4, 7, 7, 0])):
         pool.open_sequence(id, text)

@@ -62,7 +62,7 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
         now.values.copy_(then.values)
     static = blank(bucket, batch.page_size, CPU)
     step = step_of(runner, static, kv.layers)
-    for other in (decode(kv, 0, 4, 3, 2, 1, 0), batch):  # what another batch left behind does not matter
+    for other in (decode(kv, 0, 4, 3, 2, 1, 0), batch):  # values that another batch left do not matter
         if other.ids.shape[0] <= bucket.slices:
             fill(static, other)
             found = step()
@@ -130,7 +130,7 @@ def no_numbers(step: Step) -> Step:
 @pytest.mark.parametrize(
     ("record", "words"), [(broken, "not permitted"), (stale, "logits differ"), (no_numbers, "logits differ by nan")]
 )
-def test_a_recording_that_fails_is_told_once(
+def test_a_recording_that_fails_is_reported_once(
     record: Callable[[Step], Step], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Counted(record)

@@ -1,4 +1,4 @@
-"""Finding, checking and loading models; what cannot be loaded is told in one sentence."""
+"""Finding, checking and loading models; one sentence says what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def test_unknown_zoo_member_lists_the_zoo(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_hub_name_without_a_network() -> None:
-    text = sentence("nobody/nothing-of-this-name")
-    assert text.startswith("model is 'nobody/nothing-of-this-name'")
+    text = sentence("no-owner/nothing-of-this-name")
+    assert text.startswith("model is 'no-owner/nothing-of-this-name'")
 
 
 def test_folder_without_a_configuration(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_quantized_files_are_refused_by_their_kind(saved: Path, changes: dict[st
     assert f"is stored quantized ({kind})" in sentence(str(saved))
 
 
-def test_a_quantization_beside_the_configuration_is_refused_too(saved: Path) -> None:
+def test_a_quantization_in_a_separate_file_is_refused_too(saved: Path) -> None:
     (saved / "hf_quant_config.json").write_text('{"bits": 4}')
     assert "is stored quantized (modelopt, 4 bits)" in sentence(str(saved))
 
@@ -326,7 +326,7 @@ def test_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
-def test_broken_side_files_are_told_in_a_sentence(saved: Path, text: str) -> None:
+def test_broken_side_files_are_reported_in_a_sentence(saved: Path, text: str) -> None:
     (saved / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         eos_ids(saved, None)

@@ -1,4 +1,4 @@
-"""Low-rank adapters: merged as the layers would add them; what cannot be merged is told in one sentence."""
+"""Low-rank adapters: merged as the layers would add them; one sentence says what cannot be merged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], **changes: Any) -> Pat
 
 @torch.no_grad()
 def by_layers(model: Any, tensors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
-    """Logits of PROMPT with ``scale * B (A x)`` added behind every adapted layer, never touching its weight."""
+    """Logits of PROMPT with ``scale * B (A x)`` added after every adapted layer; its weight does not change."""
 
     def adapt(a: torch.Tensor, b: torch.Tensor) -> Any:
         return lambda _module, args, output: output + scale * (args[0] @ a.T) @ b.T
@@ -172,13 +172,15 @@ def test_an_adapter_has_its_base_s_tokenizer(base: Any, tmp_path: Path) -> None:
         ({"base_model_name_or_path": None}, "base of the adapter"),
     ],
 )
-def test_what_cannot_be_merged_is_told(base: Any, tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_adapters_that_cannot_be_merged_are_reported(
+    base: Any, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ModelError) as refused:
         run(write(tmp_path / "adapter", factors(base), **changes))
     assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_weights_that_do_not_fit_are_told(base: Any, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_reported(base: Any, tmp_path: Path) -> None:
     layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     a, b = torch.ones(3, 32), torch.ones(32, 3)
     for tensors, named in (

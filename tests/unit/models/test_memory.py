@@ -54,7 +54,7 @@ def test_a_model_alone_has_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divide([DRAFTER], CPU, 0.9).total == GIB
 
 
-def test_too_little_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 16 * GIB))
     with pytest.raises(ModelError, match=r"KV cache of m .* 0 bytes"):
         pages(TARGET, divide([TARGET, DRAFTER], CUDA, 0.9))
@@ -99,7 +99,7 @@ def test_an_engine_divides_what_it_is_given(tmp_path: Path) -> None:
         assert parts.model.pages.capacity == pytest.approx(alone / models, abs=16)
 
 
-def test_a_broken_drafter_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_broken_drafter_is_reported_before_models_are_loaded(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path / "target")
     (tmp_path / "drafter").mkdir()
     (tmp_path / "drafter" / "config.json").write_text(json.dumps({}))

@@ -148,7 +148,7 @@ def test_chains_of_different_lengths_roll_together(
     assert same(rolled, stepped) and [len(draft) for draft in rolled] == list(depths)
 
 
-def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
+def test_confidences_are_largest_probabilities_when_asked_for(folder: Path) -> None:
     """Known before a token is drawn; of a greedy request at temperature 1."""
     drafter, asked = drafter_of(folder, True), contexts(StreamKind.DRAFT, 0.0, 0.8)
     greedy, drawn = drafter.propose(asked, [DraftBudget(3, 3, confident=True)] * 2)
@@ -195,7 +195,7 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int) -> None:
-    """Bit for bit, behind backlogs of different lengths; a greedy and two drawing sequences."""
+    """Bit for bit, after backlogs of different lengths; a greedy and two drawing sequences."""
     rolls, steps = model(folder), model(folder)
     temperatures, backlogs = (0.0, 0.9, 1.4), (3, 1, 9)
     known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}

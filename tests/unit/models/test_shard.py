@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
 
 
 def batches() -> list[TokenBatch]:
-    """A prompt beside a draft tree, then more tokens of both."""
+    """A prompt and a draft tree in one batch, then more tokens of both."""
     tree = SequenceSlice("b", 0, tokens(7, 2), (-1, 0, -1, 2), 2)
     first = TokenBatch((SequenceSlice("a", 0, tokens(30, 1), (), 25), tree))
     second = TokenBatch((SequenceSlice("a", 30, tokens(2, 3), (), 2), SequenceSlice("b", 3, tokens(3, 4), (-1, 0), 0)))

@@ -46,7 +46,7 @@ class Pair:
 
 
 def slices(rng: np.random.Generator, starts: dict[str, int]) -> tuple[SequenceSlice, ...]:
-    """Pieces of prompts, chains and trees behind what the cache holds of some sequences."""
+    """Pieces of prompts, chains and trees after what the cache holds of some sequences."""
     found = []
     for id in rng.permutation(sorted(starts))[: rng.integers(1, len(starts) + 1)].tolist():
         known, nodes = int(rng.integers(1, 6)), int(rng.integers(0, 9))
@@ -73,12 +73,12 @@ def test_equal_bit_for_bit(seed: int) -> None:
 WRONG = {
     "nothing": (),
     "no token": (SequenceSlice("a", 0, ()),),
-    "a token behind the vocabulary": (SequenceSlice("a", 0, (1, VOCAB)),),
+    "a token beyond the vocabulary": (SequenceSlice("a", 0, (1, VOCAB)),),
     "a negative token": (SequenceSlice("a", 0, (1, 2, -1)),),
     "a negative start": (SequenceSlice("a", -1, (1,)),),
     "more nodes than tokens": (SequenceSlice("a", 0, (1,), (-1, 0)),),
-    "rows behind the end": (SequenceSlice("a", 0, (1,), (), 2),),
-    "a parent behind its child": (SequenceSlice("a", 0, (1, 2, 3), (1, -1)),),
+    "rows beyond the end": (SequenceSlice("a", 0, (1,), (), 2),),
+    "a parent after its child": (SequenceSlice("a", 0, (1, 2, 3), (1, -1)),),
     "a parent before the root": (SequenceSlice("a", 0, (1, 2, 3), (-2, -1)),),
     "too large a tree": (SequenceSlice("a", 0, (1,) * 66, (-1,) * 65),),
     "too long": (SequenceSlice("a", MAX_LEN, (1,)),),

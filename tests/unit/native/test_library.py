@@ -110,7 +110,7 @@ def test_a_missing_library_is_explained(tmp_path: Path) -> None:
     assert broken.cdll is None and str(tmp_path) in broken.reason
 
 
-def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
+def test_an_existing_library_has_the_structs_python_declares() -> None:
     if not (Path(library.__file__).parents[1] / "_native.so").exists():
         pytest.skip("the native kernels were not built")
     assert library.why_not() == ""

@@ -87,7 +87,7 @@ def test_every_path_is_taken(acceptance_method: str, isa: str) -> None:
 @pytest.mark.parametrize("acceptance_method", KNOWN)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
+def test_rows_with_nan_count_where_the_verdict_depends_on_them(
     acceptance_method: str, temperature: float, odd: float
 ) -> None:
     made = Round(50, np.random.default_rng(4))
@@ -190,7 +190,7 @@ def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
         assert supports(other) == "the acceptance method has no native code"
 
 
-def test_what_was_read_of_a_request_is_not_taken_for_another_one_of_its_name() -> None:
+def test_stored_data_is_not_used_for_a_request_of_the_same_name() -> None:
     verifier = NativeVerifier()
     for seed in range(20):
         made = Round(40, np.random.default_rng(seed))

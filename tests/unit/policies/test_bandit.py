@@ -48,7 +48,7 @@ def test_what_trials_lose_is_bounded() -> None:
     assert lost < REGRET_SHARE + (REGRET_START + 60) / 2000
 
 
-def test_what_is_expected_to_be_quicker_is_tried_though_trials_have_lost() -> None:
+def test_an_arm_predicted_to_be_quicker_is_tried_after_losses() -> None:
     """After losses that use up what bandit may lose, predictions that come true are still followed."""
     times, bandit = [1.0, 1.4, 0.8, 0.5], Bandit(4, 1)
     bandit.predict([1.0, 0.3, 0.8, 1.2])

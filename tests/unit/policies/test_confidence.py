@@ -27,7 +27,7 @@ def test_a_chain_ends_where_the_product_falls_below_the_bar() -> None:
     assert len(cut(whole, 0.95)) == 0
 
 
-def test_what_comes_behind_a_node_does_not_decide_about_it() -> None:
+def test_nodes_after_a_node_do_not_decide_about_it() -> None:
     chance = np.random.default_rng(0)
     for _ in range(200):
         head, bar = list(chance.random(3)), chance.random()

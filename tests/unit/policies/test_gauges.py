@@ -88,7 +88,7 @@ class OneAsksForSlope(Scraped):
         return super().plan(replace(load, ready=[replace(first, request=asking), *others]))
 
 
-def test_metrics_change_no_decision_where_a_request_chooses_its_policy() -> None:
+def test_metrics_change_no_decision_with_a_policy_per_request() -> None:
     plain, scraped = (OneAsksForSlope(PolicyRouter(built("goodput"), built), scrape) for scrape in (False, True))
     for policy in (plain, scraped):
         World(CPU, changing, 3, stream_kind=0.1).play(policy, MODES)

@@ -59,7 +59,7 @@ def test_everybody_gets_his_own() -> None:
     assert policy.gauges() == {"speculation_length": 3}
 
 
-def test_one_that_was_aborted_leaves_nothing_behind() -> None:
+def test_an_aborted_request_leaves_no_state() -> None:
     policy = PolicyRouter(Fixed(3), lambda name: Off())
     ready = asking([None, "off"])
     policy.plan(BatchState(ready))

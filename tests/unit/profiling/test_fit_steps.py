@@ -1,4 +1,4 @@
-"""Time models from rounds: the mean is met where some rounds take much longer, and both parts are told apart."""
+"""Time models from rounds: the mean is met where some rounds take much longer, and both parts are fitted separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_texts_that_were_new_to_the_drafter_do_not_count() -> None:
     )
 
 
-def test_the_pace_tells_when_the_machine_was_slow_and_nothing_of_how_much_there_was_to_do() -> None:
+def test_the_pace_depends_on_slow_moments_and_not_on_the_load() -> None:
     rounds = served(600)
     costs = fit_steps(rounds, rounds)
     found = pace(rounds, costs)
@@ -75,6 +75,8 @@ def test_the_shape_comes_from_some_rounds_and_the_level_from_others() -> None:
     target, draft = fit_steps(shape, level)
     for n in (1, 3, 6):
         assert target.seconds(100, n, n) == pytest.approx(2 * TARGET.seconds(100, n, n), rel=1e-3)
-    assert draft == ForwardLatency(), "nobody drafted"
+    assert draft == ForwardLatency(), "no step drafted"
     alone = fit_steps(level, level)[0]
-    assert abs(alone.seconds(100, 6, 6) / target.seconds(100, 6, 6) - 1) > 0.1, "one sequence does not tell of six"
+    assert abs(alone.seconds(100, 6, 6) / target.seconds(100, 6, 6) - 1) > 0.1, (
+        "the time of one sequence does not give the time of six"
+    )

@@ -1,4 +1,4 @@
-"""Steps that run as one call are timed as such calls, and leave nothing behind."""
+"""Steps that run as one call are timed as such calls, and leave no sequence in the caches."""
 
 from __future__ import annotations
 

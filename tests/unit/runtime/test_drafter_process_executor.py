@@ -1,4 +1,4 @@
-"""A drafter in a process of its own: it dies, hangs and raises, and nobody but the drafts notices."""
+"""A drafter in a process of its own: it dies, hangs and raises, and only drafts are lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_a_drafter_says_of_itself_and_how_long_it_worked() -> None:
     assert drafter.propose([], []) == [], "a closed one drafts nothing"
 
 
-def test_a_pool_sends_its_weights_along_so_that_reading_them_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_sends_weights_with_drafts_so_reads_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = ProcessExecutor(toy("pool"))
     drafter = DrafterProxy(executor)
     assert drafter.member_names is not None
@@ -145,7 +145,7 @@ def test_one_that_raises_or_hangs_is_replaced(
     assert gone(executor.pid)
 
 
-def test_without_a_drafter_nobody_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_drafter_no_sequence_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The half of the sequences that a pipelined round leaves out is left out for its drafts alone."""
     monkeypatch.setattr(module, "STARTS", 1)
     executor = ProcessExecutor(doomed(0, "kill"))
@@ -174,7 +174,7 @@ if sys.argv[1] != "end":
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGKILL", "SIGINT"])
-def test_no_process_is_left_behind(how: str) -> None:
+def test_no_process_is_left(how: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SCRIPT, how]
     with subprocess.Popen(

@@ -83,7 +83,7 @@ def test_a_peer_that_does_not_read_counts_as_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "expected"),
     [
         (bytes_of(Hello(VERSION + 1)), f"peer speaks version {VERSION + 1} .*this process speaks version {VERSION}"),
         (bytes_of(Free(["a"])), "another message than Hello"),
@@ -94,17 +94,17 @@ def test_a_peer_that_does_not_read_counts_as_gone() -> None:
         (HEADER.pack(b"cosp", 1, 1) + (1 << 62).to_bytes(8, "little") + b"\xc0", "at most"),
     ],
 )
-def test_a_peer_of_another_kind_is_refused(sent: bytes, told: str) -> None:
+def test_a_peer_of_another_kind_is_refused(sent: bytes, expected: str) -> None:
     ours, theirs = socket.socketpair()
     theirs.send(sent)
-    with pytest.raises(ProtocolError, match=told):
+    with pytest.raises(ProtocolError, match=expected):
         Channel(ours, DrafterCommand).receive(1)
 
     async def use() -> None:
         ours, theirs = socket.socketpair()
         theirs.send(sent)
         channel = await AsyncChannel.connect(ours, DrafterCommand)
-        with pytest.raises(ProtocolError, match=told):
+        with pytest.raises(ProtocolError, match=expected):
             await anext(channel.messages())
         await asyncio.sleep(0)
         assert channel.closed
@@ -143,7 +143,7 @@ def test_an_asyncio_program_sends_and_receives() -> None:
         engine.send(Failed("one"))
         engine.send(Failed("two"))
         engine.close()
-        assert [reply.message async for reply in server.messages()] == ["one", "two"], "the last words are heard"
+        assert [reply.message async for reply in server.messages()] == ["one", "two"], "the last messages arrive"
         assert server.closed
         server.send(Measure())  # a message to a dead peer is lost
 

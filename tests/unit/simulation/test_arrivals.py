@@ -27,7 +27,7 @@ def test_gaps_follow_their_gamma(burstiness: float) -> None:
     assert np.std(found) / np.mean(found) == pytest.approx(1 / math.sqrt(burstiness), rel=0.1)
 
 
-def test_poisson_is_told_from_a_burstier_process() -> None:
+def test_poisson_arrivals_differ_from_burstier_arrivals() -> None:
     exponential = stats.expon(scale=1 / 5.0)
     assert stats.kstest(gaps(5.0, 1.0), exponential.cdf).pvalue > 0.01
     assert stats.kstest(gaps(5.0, 0.5), exponential.cdf).pvalue < 1e-6

@@ -55,7 +55,7 @@ def test_one_proposer_has_the_speed_of_the_theorem(gamma: int) -> None:
     assert found != pytest.approx(naive_factor(SMALL, gamma + 1, C), rel=TOLERANCE)
 
 
-def test_alternate_proposals_have_the_speed_of_the_process_and_of_the_theorem() -> None:
+def test_alternate_proposals_have_the_predicted_speeds() -> None:
     """CoS theorem 3.6 neglects that a scorer's proposal may be all that is pending; the exact process does not."""
     found = factor({"proposal": "alternate", "gamma": [1, 4], "proposer": 1})
     process = ProposalProcess((LARGE, SMALL), (1, 4), 1, True)

@@ -185,7 +185,7 @@ def test_the_oracle_is_not_beaten() -> None:
     assert latency["goodput"] < latency["random"]
 
 
-def test_a_handle_works_beside_the_clock() -> None:
+def test_calls_of_a_handle_overlap_in_simulated_time() -> None:
     class Half:
         def propose(self, contexts: Any, budgets: Any) -> list[Any]:
             clock.advance(0.5)
@@ -216,7 +216,7 @@ def test_work_takes_its_time_by_the_pace_and_waiting_does_not() -> None:
     assert clock.advance(6.0) == 12.0 and clock.now == 116.0
 
 
-def test_slow_moments_make_the_longest_waits_longer_and_the_common_ones_shorter() -> None:
+def test_slow_moments_lengthen_p99_and_shorten_p50_latency() -> None:
     given = {"requests": 200, "arrivals": {"rates": [2]}}
     steady = only(**given)["latency"]
     slow = only(**given, pace=[{"seconds": 3.0, "factor": 0.8}, {"seconds": 0.3, "factor": 3.0}])["latency"]

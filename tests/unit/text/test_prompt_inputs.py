@@ -1,4 +1,4 @@
-"""What a program may give as prompts and messages, and what it is told of everything else."""
+"""What a program may give as prompts and messages, and the error for everything else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_token_ids_of_every_kind(given: Any, prompts: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "given", [5, None, True, [None], [1.5], [[1.5]], [True], [[True]], [["a"]], [1, "a"], b"ab", {}]
 )
-def test_what_is_no_prompt_is_told(given: Any) -> None:
+def test_wrong_prompts_are_reported(given: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^prompts? is .*"):
         [read(prompt, TOKENS) for prompt in each(given)]
 
@@ -85,6 +85,6 @@ def test_conversations() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_conversation_is_told(given: Any) -> None:
+def test_wrong_conversations_are_reported(given: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^messages? is .*"):
         conversations(given)

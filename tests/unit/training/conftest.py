@@ -31,7 +31,7 @@ TEXTS = {
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tests run beside one another, and sums are only the same on the same number of threads."""
+    """Tests run in parallel; sums are equal only on the same number of threads."""
     torch.set_num_threads(1)
 
 

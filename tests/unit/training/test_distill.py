@@ -109,7 +109,7 @@ def test_the_target_reads_on_where_it_stopped(
     assert not np.array_equal(read(target, other, tmp_path / "part", rows=2).states, whole.states)
 
 
-def test_new_windows_are_read_from_the_start_after_an_interruption_too(
+def test_new_windows_start_at_0_after_an_interruption(
     recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between laying out the new states and reading the first of them: the old count must not be believed."""

@@ -67,7 +67,7 @@ def test_a_target_goes_on_from_exported_weights(recipe: TrainingRecipe, runs: Pa
     assert first[:3] != second[:3]
 
 
-def test_it_sees_the_windows_behind_those_that_it_has_seen(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
+def test_it_sees_the_windows_after_those_already_seen(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
     longer = recipe.model_copy(
         update={"target_schedule": recipe.target_schedule.model_copy(update={"tokens": 2 * FULL})}
     )
@@ -114,9 +114,7 @@ def test_the_card_tells_both_parts(recipe: TrainingRecipe, runs: Path, later: Pa
     assert (members["target"]["tokens"], members["target"]["before"]["tokens"]) == (3 * FULL, 2 * FULL)
 
 
-def test_adapters_for_the_old_target_are_left_behind(
-    recipe: TrainingRecipe, runs: Path, family: Path, later: Path
-) -> None:
+def test_adapters_for_the_old_target_are_removed(recipe: TrainingRecipe, runs: Path, family: Path, later: Path) -> None:
     export(recipe, later, family)
     assert (family / "target-prose" / "adapter_config.json").exists(), "as long as the target is the same"
     continue_training("target", later)

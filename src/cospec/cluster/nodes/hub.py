@@ -207,7 +207,7 @@ class NodeHub:
         """Forget silent nodes, and ask late nodes whether they answer again."""
         oldest = self.clock() - SILENT_SECONDS
         for identity, peer in list(self._peers.items()):
-            if peer.link.heard < oldest:
+            if peer.link.last_message < oldest:
                 log.warning("node %s has been silent for %.0f s", peer.link.hello.node, SILENT_SECONDS)
                 self._drop(identity)
                 continue
@@ -291,7 +291,7 @@ class NodeHub:
         slot = self.slots[hello.drafter]
         times = ResponseTimes(self.options.quantile, self.options.deadline)
         link = NodeSession(hello, self.vocab_size, slot.samples and self.options.trusted, self.clock, times)
-        link.heard = self.clock()
+        link.last_message = self.clock()
         if self._users.pause(user):
             link.resume(self._users.pause(user))
         self._peers[identity] = Peer(user, slot, link)

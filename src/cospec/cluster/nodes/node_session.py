@@ -58,7 +58,7 @@ class NodeSession:
         samples: the drafter draws its tokens.
         quarantine: why the node is ignored; empty: the node is in use.
         waiting: messages that waited at the node when the node last spoke.
-        heard: time of the latest message of the node.
+        last_message: time of the latest message of the node.
         busy: seconds of the node's drafter so far.
         misses: late answers in a row.
         pause: seconds from the latest late answers to the first probe; 0: the node answered in time since.
@@ -73,7 +73,7 @@ class NodeSession:
     quarantine: str = ""
     gone: bool = False
     waiting: int = 0
-    heard: float = 0.0
+    last_message: float = 0.0
     busy: float = 0.0
     misses: int = 0
     pause: float = 0.0
@@ -235,7 +235,7 @@ class NodeSession:
         except ProtocolError as error:
             self.exclude(str(error))
             return None
-        self.heard = self.clock()
+        self.last_message = self.clock()
         return message
 
     def answer(self, message: Answer) -> float:

@@ -65,7 +65,7 @@ class Decision:
         overall_rate: acceptance rate of all requests together.
         costs_version: of the time model.
         other_tokens: known tokens of other requests in the step.
-        expires: the step after which the next look makes a new decision.
+        expires: the step after which the next review makes a new decision.
     """
 
     assigned: Assignment = Assignment((), [], {})
@@ -123,7 +123,7 @@ class Decision:
         return [self.assigned.by_id.get(id, self.new_request) for id in ids]
 
     def reassigned(self, ids: Sequence[str], budgets: list[DraftBudget], count: int, step: int) -> Decision:
-        """The same decision with other budgets, until the first look after ``step``."""
+        """The same decision with other budgets, until the first review after ``step``."""
         return replace(self, assigned=Assignment.of(ids, budgets), count=count, expires=step)
 
 
@@ -151,11 +151,11 @@ class Interruption:
 
 
 def steps_to_next_review(latest: int, stable: bool, drafts_for: bool | None) -> int:
-    """Looks grow rarer while decisions stay alike.
+    """Return the number of steps to the next review; the number grows while decisions stay alike.
 
     Args:
-        latest: steps from the latest look but one to the latest look, at most.
-        stable: the latest look did not turn the decision from drafts for all, some or no requests to another of these.
+        latest: maximum steps between the last two reviews.
+        stable: the latest review did not change ``Decision.drafts_for``.
         drafts_for: as ``Decision.drafts_for``.
     """
     return min(

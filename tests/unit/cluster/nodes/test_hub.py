@@ -76,7 +76,7 @@ def test_a_message_of_several_parts_breaks_the_protocol(hub: NodeHub, peer: Call
     node = peer()
     assert isinstance(node.say(node.hello()), Welcome)
     node.socket.send_multipart([node.hello()] * 2)
-    answer = node.hear()
+    answer = node.receive()
     assert isinstance(answer, Refused) and "several parts" in answer.reason
 
 
@@ -116,12 +116,12 @@ def test_a_late_node_that_joins_again_is_asked_after_a_probe(
     assert isinstance(node.say(node.hello()), Welcome)
     for number in range(MISSES):
         assert not drafter.submit("propose", [context(f"r{number}", [1])], [DraftBudget(1, 1)]).result()
-        assert isinstance(node.hear(), AskDrafts)
+        assert isinstance(node.receive(), AskDrafts)
     assert states(hub) == ["late"]
     node.socket.send(node.codec.encode(NodeLeave()))
     assert isinstance(node.say(node.hello()), Welcome)
     assert states(hub) == ["late"]
-    probe = node.hear(5.0)
+    probe = node.receive(5.0)
     assert isinstance(probe, AskDrafts) and not probe.updates
     node.socket.send(node.codec.encode(NodeDrafts(probe.number, [], 0.0)))
     until(lambda: states(hub) == ["ready"], "the answer to the probe")

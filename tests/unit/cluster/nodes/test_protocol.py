@@ -200,7 +200,7 @@ def silence(network: Network, late: bool = False) -> float:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_node_that_answers_only_probes_in_time_delays_steps_less_and_less(late: bool) -> None:
+def test_nodes_that_answer_only_probes_delay_steps_less_and_less(late: bool) -> None:
     network, waited, probes = Network(), 0.0, 0
     for _ in range(WARM_UP):
         network.ask([context("a", [1])])

@@ -43,13 +43,13 @@ def chain(*tokens: int, confidence: list[float] | None = None) -> Draft:
     return Draft("s", 4, tokens, tuple(range(-1, n - 1)), ("x",) * n, confidence=held)
 
 
-def as_told(member: int, raw: float, rank: int = 0) -> float:
+def uncalibrated(member: int, raw: float, rank: int = 0) -> float:
     return raw
 
 
 def job(drafts: Mapping[int, Draft], weights: list[float], budget: DraftBudget | None = None) -> CombineTask:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
-    return CombineTask(context, budget or DraftBudget(3, 8), weights, (), as_told, dict(drafts))
+    return CombineTask(context, budget or DraftBudget(3, 8), weights, (), uncalibrated, dict(drafts))
 
 
 def combined(name: str, made: CombineTask) -> Draft | None:
@@ -93,7 +93,7 @@ def test_vote_follows_figure_5_of_the_paper() -> None:
     assert alone.is_chain
 
 
-def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_it() -> None:
+def test_fuse_extends_the_likeliest_token_and_branches_to_others() -> None:
     drafts = {0: chain(5, 6, confidence=[0.6, 0.5]), 1: chain(7, 8, 9, confidence=[0.8, 0.3, 0.3])}
     draft = combined("fuse", job(drafts, [0.9, 0.1, 0.0]))
     assert draft is not None
@@ -104,7 +104,7 @@ def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_i
     assert draft.drafters[draft.tokens.index(7)] == "b"
 
 
-def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobody_else_s() -> None:
+def test_fuse_adds_the_second_token_of_the_winning_drafter_only() -> None:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
     line = LockstepPath(
         CombineTask(context, DraftBudget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank))
@@ -143,14 +143,14 @@ def test_mix_takes_the_token_with_most_weight() -> None:
     assert draft.is_chain
 
 
-def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
+def test_a_missing_candidate_ends_the_comparison_of_a_drafter() -> None:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
-    line = LockstepPath(CombineTask(context, DraftBudget(4, 4), [1.0], (0,), as_told))
+    line = LockstepPath(CombineTask(context, DraftBudget(4, 4), [1.0], (0,), uncalibrated))
     line.add_candidate(0, Candidate(5, 0.5))
     line.advance(5, 0.5)
     line.advance(6, 0.5)
     line.add_candidate(0, Candidate(7, 0.5))
-    assert [each.candidate.token for each in line.candidates] == [7], "it is heard all the same"
+    assert [each.candidate.token for each in line.candidates] == [7], "the candidate counts nevertheless"
     assert line.task.candidate_sets[0].verify([5, 6, 7]) == Feedback(1.0, 1, 1, [(0.5, 1.0)])
 
 
@@ -165,7 +165,7 @@ def test_a_vote_ends_where_the_last_voter_does() -> None:
     assert short.confidence.tolist() == [0.9, 0.8]
 
 
-def test_nobody_says_anything() -> None:
+def test_no_draft_without_candidates() -> None:
     for name in COMBINERS:
         assert combined(name, job({}, [1.0])) is None
 
@@ -181,7 +181,7 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
     models = [cast(Any, pool.members[n].drafter).model for n in (0, 1)]
     rows = [target_probs_of(model.logits(tokens)[None], params, History(tokens, 2, [[]]))[0] for model in models]
     copied = np.eye(3)[1]  # what followed 0 1 0 before
-    shares = np.array([rows[0].max(), rows[1].max(), 0.5])  # equal weights, and confidences that nobody has checked
+    shares = np.array([rows[0].max(), rows[1].max(), 0.5])  # equal weights, and unchecked confidences
     wanted = shares @ np.stack([*rows, copied]) / shares.sum()
     assert draft.q[0] == pytest.approx(wanted)
 
@@ -226,7 +226,7 @@ def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
     assert tree.best(1) == [2]
     assert tree.best(2) == [0, 2]
     assert second == 1
-    assert tree.put(first, 2, 1, 0.3, 0.3) == second, "equal tokens behind the same parent are one node"
+    assert tree.put(first, 2, 1, 0.3, 0.3) == second, "equal tokens after the same parent are one node"
     assert [tree.outranked(node) for node in (first, second, third)] == [2, 0, 1]
 
 

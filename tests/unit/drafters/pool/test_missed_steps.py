@@ -37,7 +37,7 @@ def written(target: ToyModel, tokens: list[int], count: int) -> list[int]:
     return tokens
 
 
-def test_hits_are_the_tokens_that_the_drafter_finds_likeliest_and_cost_no_forward() -> None:
+def test_hits_count_the_likeliest_tokens_without_more_forwards() -> None:
     models = toy(5), toy(5)
     plain, counting = (ModelDrafter(model) for model in models)
     tokens = written(toy(6), PROMPT, 1)
@@ -55,7 +55,7 @@ def test_hits_are_the_tokens_that_the_drafter_finds_likeliest_and_cost_no_forwar
     assert (models[0].calls, models[0].rows) == (models[1].calls, models[1].rows)
 
 
-def test_tokens_of_the_prompt_and_of_drafts_under_verification_are_not_compared() -> None:
+def test_prompt_and_unverified_tokens_are_not_compared() -> None:
     drafter, tokens = ModelDrafter(toy(5)), written(toy(6), PROMPT, 4)
     assert drafter.propose([context(tokens)], [COUNTED])[0].hits[1] == 4
     drafter.free(["s"])

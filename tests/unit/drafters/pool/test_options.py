@@ -150,8 +150,8 @@ def test_at_most_bounds_the_drafters() -> None:
 
 def test_the_engine_names_the_drafter_whose_model_cannot_be_read(tmp_path: Path) -> None:
     member: dict[str, Any] = {"name": "x", "method": "draft_model", "model": str(tmp_path)}
-    for text, told in (("", "a JSON object"), ("{}", "safetensors"), (None, "no readable config.json")):
+    for text, expected in (("", "a JSON object"), ("{}", "safetensors"), (None, "no readable config.json")):
         file = tmp_path / "config.json"
         file.unlink() if text is None else file.write_text(text, encoding="utf-8")
-        with pytest.raises(ModelError, match=rf"^speculative_config\.drafters\[0\] 'x': .*{told}.*\.$"):
+        with pytest.raises(ModelError, match=rf"^speculative_config\.drafters\[0\] 'x': .*{expected}.*\.$"):
             cospec.LLM("zoo", {"method": "pool", "drafters": [member]})

@@ -110,7 +110,7 @@ class Elsewhere(ScriptedDrafter):
 
 
 class Waiting(InlineExecutor):
-    """Answers when it is told to."""
+    """Answers while ``ready`` is set."""
 
     ready = True
 
@@ -218,7 +218,7 @@ def test_waiting_for_an_answer_is_no_work_of_the_pool_s_own() -> None:
 
 
 class Breaks(ToyModel):
-    """Its forward raises when it is told to."""
+    """Its forward raises while ``broken`` is set."""
 
     broken = False
 
@@ -372,7 +372,7 @@ def test_weights_are_in_the_metrics() -> None:
     assert toy_engine(target(), None).metrics().drafter_weights == {}
 
 
-def test_a_drafter_with_another_vocabulary_scores_nothing_and_is_tried() -> None:
+def test_a_drafter_with_another_vocabulary_is_tried_unscored() -> None:
     pool, contexts = pool_of(toy_drafters(3, ("first", "foreign")), "vote", "hedge", 3), [context([1, 2, 1, 2])]
     idle = []
     for _ in range(3):

@@ -100,7 +100,7 @@ def test_hedge_takes_the_heaviest() -> None:
     assert hedge.route(made, choice([0.4, 0.35, 0.25], count=2)) == [0, 1]
 
 
-def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
+def test_hedge_routes_to_unscored_drafters_first_and_again() -> None:
     hedge, made = Hedge(), observed((0.8, 0.5, 0.2))
     assert hedge.route(DrafterWeights(3), choice([0.9, 0.07, 0.03], unscored=[1, 2])) == [0, 1, 2]
     assert hedge.route(made, choice([0.9, 0.07, 0.03], unscored=[2])) == [0]
@@ -109,7 +109,7 @@ def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
     assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, unscored=[2])) == [2]
 
 
-def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_more() -> None:
+def test_unscored_drafters_draft_first_and_again_after_patience() -> None:
     """One takes part at a time, and the other one is better by all that is known."""
     pool = pool_of({name: ScriptedDrafter([1, 2, 3]) for name in "ab"}, "vote", "hedge", 5)
     pool.pool_stats.prior = WeightPrior([0.95, 0.05])
@@ -218,7 +218,7 @@ def test_similarity_is_the_cosine_of_the_output_embeddings(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
+def test_a_routing_chooses_at_least_one_of_the_able_drafters(name: str) -> None:
     routing, made = ROUTINGS.load(name)(), observed((0.2, 0.5, 0.6, 0.3))
     assert routing.name == name
     for count in (None, 1, 2, 4, 9):
@@ -271,7 +271,7 @@ def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
     assert shares([0.4, 0.3, 0.3], 40) == [4, 4, 4]
     assert shares([0.9, 0.1], 4, novelty=0.5) == [4, 4], "half of the tokens were others' too, so twice as many"
     assert shares([0.8, 0.1, 0.1], 2, free=0b010) == [2, 2, 0], "who costs nothing is no rival"
-    assert shares([0.9, 0.05, 0.05], 2, unscored=frozenset({2})) == [2, 0, 1], "who cannot look is heard of"
+    assert shares([0.9, 0.05, 0.05], 2, unscored=frozenset({2})) == [2, 0, 1], "a drafter without scores gets a share"
     assert shares([1.0, 0.0], 8) == [4, 0], "who does not take part is not asked"
 
 

@@ -77,7 +77,7 @@ def test_nothing_is_kept_of_sequences_that_ended() -> None:
     assert made.rates([f"s{n}" for n in range(200)]) == pytest.approx(np.full(200, made.overall))
 
 
-def test_sequences_of_which_nobody_hears_again_are_forgotten() -> None:
+def test_sequences_without_further_commits_are_forgotten() -> None:
     made = AcceptanceRates()
     for n in range(3 * FORGET_AFTER):
         made.observe([([judged(f"aborted {n}", 2, 1), judged("goes on", 1, 2)], {})])

@@ -94,7 +94,7 @@ def test_a_new_sequence_does_not_overtake() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_group_is_solved_twice_and_all_groups_get_their_best_lengths(seed: int) -> None:
+def test_each_group_is_solved_once_and_gets_its_best_lengths(seed: int) -> None:
     """The choice equals the choice after solving every group again."""
     chance = np.random.default_rng(seed)
     count, rates = 21, chance.uniform(0.3, 0.98, 21)

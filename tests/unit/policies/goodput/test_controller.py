@@ -52,9 +52,9 @@ def depths(budgets: list[DraftBudget]) -> list[int]:
 
 
 class After:
-    """True once a look has just been made and no other lengths are being tried.
+    """True once a review has just been made and no other lengths are being tried.
 
-    From one round to the next the plan lasts one round less, until there is a look.
+    From one round to the next the plan lasts one round less, until the next review.
     """
 
     def __init__(self, made: Goodput) -> None:
@@ -86,12 +86,12 @@ def test_close_to_one_that_knows_the_rates(costs: LatencyModels, count: int, bur
     assert learned >= 0.92 * known
 
 
-def test_a_plan_lasts_until_the_next_look_and_a_probe_no_longer_than_it_is_meant_to() -> None:
+def test_a_plan_lasts_until_the_review_and_a_probe_its_steps() -> None:
     """Rounds that are run as one are planned and learned from as if each had been by itself."""
     assert CPU.target is not None and CPU.draft is not None
     quick = LatencyModels(
         CPU.target.scaled(0.25), CPU.draft.scaled(0.25)
-    )  # looks come by the number of rounds, not by time
+    )  # reviews come by the number of rounds, not by time
     steps, whole = policy(quick), policy(quick)
     slow, together = World(quick, steady(0.2, 0.9), 2), World(quick, steady(0.2, 0.9), 2, burst=8)
     assert slow.play(steps, 800) == together.play(whole, 800)
@@ -101,7 +101,7 @@ def test_a_plan_lasts_until_the_next_look_and_a_probe_no_longer_than_it_is_meant
     assert whole.cost.target == steps.cost.target and whole.cost.draft == steps.cost.draft
 
 
-def test_rounds_that_nobody_plans_are_learned_from_all_the_same() -> None:
+def test_rounds_without_a_plan_are_learned_from() -> None:
     """Where no request wants drafts no plan is asked for."""
     made, found = policy(), []
     before = made.acceptance.overall
@@ -155,7 +155,7 @@ def test_length_0_is_left_again() -> None:
     lengths = np.array(world.lengths)
     drafted = lengths.max(axis=1) > 0
     assert drafted[100:500].mean() < 0.1
-    assert drafted[100:500].any(), "nobody looks"
+    assert drafted[100:500].any(), "the policy made no probe"
     assert lengths[1200:].mean() > 2
 
 
@@ -181,7 +181,7 @@ def test_trees_where_the_drafter_branches() -> None:
     World(FLAT, steady(0.4, 0.4), 2).play(made, 200)
     budgets = [
         budget for _ in range(2) for budget in made.plan(BatchState(sequences(2)))
-    ]  # one of the two may look at none
+    ]  # one of the two plans may have no branch
     assert any(max(budget.widths, default=1) > 1 for budget in budgets)
     assert made.acceptance.overall == pytest.approx(0.4, abs=0.08), "levels are read as their tokens"
 
@@ -246,7 +246,7 @@ def test_prefill_disabling() -> None:
         world.play(made, 1)
         if any(budget.release for budget in made.plan(BatchState(ready))):
             released.append(step)
-    assert released, "nobody lost a cache"
+    assert released, "no sequence lost a cache"
     rates["now"] = 0.95
     world.play(made, 3000)
     assert np.mean(world.lengths[-100:]) > 1, "and none came back"
@@ -264,7 +264,7 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     )
 
 
-def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() -> None:
+def test_until_review_a_new_sequence_gets_the_overall_length() -> None:
     """Neither the longest nor the shortest length that others earned; and as many again get what as many got."""
     made = policy()
     world = World(CPU, steady(0.1, 0.6, 0.97), 3)
@@ -295,12 +295,12 @@ def interrupted(kind: str) -> tuple[Goodput, list[int], list[int]]:
         return bool(kinds[kind])
 
     world.play(made, 4000, until=begun)
-    assert made.horizon == TRIAL_STEPS, "other lengths are never looked at"
+    assert made.horizon == TRIAL_STEPS, "other lengths were not tried"
     return made, world.lengths[-2], world.lengths[-1]
 
 
 @pytest.mark.parametrize("kind", ["plain", "other"])
-def test_what_interrupts_a_decision_ends_in_its_time_also_where_others_come_and_go(kind: str) -> None:
+def test_interruptions_end_in_time_when_requests_come_and_go(kind: str) -> None:
     """Under load some sequence ends in nearly every round, and a probe must not take the decision's place."""
     made, decided, tried = interrupted(kind)
     ready = sequences(5)[1:]
@@ -312,14 +312,14 @@ def test_what_interrupts_a_decision_ends_in_its_time_also_where_others_come_and_
     new = found[-1][3]
     assert new > 2, "a new sequence gets what suits the rate of all"
     if kind == "other":
-        assert {each[3] for each in found} == {new}, "it is not part of the look"
+        assert {each[3] for each in found} == {new}, "the new sequence is not part of the review"
     else:
         assert [each[3] for each in found[:-2]] == [0] * (TRIAL_STEPS - 1), (
             "a round without drafts is one for everybody"
         )
 
 
-def test_what_interrupts_a_decision_ends_at_once_where_the_load_is_another_altogether() -> None:
+def test_interruptions_end_at_once_when_the_load_changes_much() -> None:
     made, decided, _ = interrupted("plain")
     expected = made.gauges()["expected_goodput"]
     assert depths(made.plan(BatchState(sequences(1))))[0] >= max(decided)
@@ -335,7 +335,7 @@ def test_where_nothing_is_drafted_nothing_is_for_those_that_come() -> None:
     after, earlier = After(made), [0.0]
 
     def decided() -> bool:
-        """Whether the look that was just made led to a decision."""
+        """Whether the review that was just made led to a decision."""
         before, earlier[0] = earlier[0], made.gauges()["expected_goodput"]
         return after() and not any(world.lengths[-1]) and earlier[0] != before > 0
 
@@ -347,7 +347,7 @@ def test_where_nothing_is_drafted_nothing_is_for_those_that_come() -> None:
     assert made.gauges()["expected_goodput"] == expected and made.horizon == horizon
     made.observe(StepStats(0, 24, 24, 4800, 0, 0, 0, 24, StepTimes(), 0.3), [])
     assert made.plan(BatchState(sequences(32)[7:31])) is budgets, "nothing moved"
-    assert made.horizon != horizon, "although a long round made it look"
+    assert made.horizon != horizon, "although a long round caused a review"
     made.plan(BatchState(sequences(2)))
     assert made.gauges()["expected_goodput"] != expected
 
@@ -358,9 +358,9 @@ class Uncorrected(DepthCorrection):
     def follow(self, *observed: object) -> None: ...
 
 
-def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
+def test_overhead_of_drafts_decides_whether_drafts_pay() -> None:
     """Judging and committing count, and the parts do not show them: who believes in the parts drafts at a loss."""
-    worlds = [World(CPU, steady(*[0.7] * 16), 16, beside=8e-5) for _ in range(3)]
+    worlds = [World(CPU, steady(*[0.7] * 16), 16, overhead=8e-5) for _ in range(3)]
     policies = policy(max_verified_tokens=0, probe_share=0.0), policy(), policy()
     policies[2].cost.correction = Uncorrected()
     off, knows, believes = (world.play(made, 3000) for world, made in zip(worlds, policies, strict=True))
@@ -369,7 +369,7 @@ def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
 
 
 def test_lengths_follow_a_load_that_grows_one_by_one() -> None:
-    """No newcomer is many more than there were, and there is no look in between."""
+    """No newcomer is many more than there were, and there is no review in between."""
     made = policy()
     world = World(CPU, steady(0.7), 1)
     world.play(made, 400)
@@ -381,14 +381,14 @@ def test_lengths_follow_a_load_that_grows_one_by_one() -> None:
 
 
 def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
-    """Requests come one after the other, and end before there is a look; the last of them was a hard text."""
+    """Requests come one after the other, and end before there is a review; the last of them was a hard text."""
     made = policy()
     world = World(CPU, steady(0.85), 1)
     world.play(made, 400)
     world.play(made, 400, until=After(made))
     easy = depths(made.plan(BatchState(sequences(1))))[0]
     World(CPU, steady(0.3), 1, seed=1).play(made, 16)
-    made.observe(StepStats(0, 1, 1, 200, 0, 0, 0, 1, StepTimes(), 0.3), [])  # a long round, and so a look
+    made.observe(StepStats(0, 1, 1, 200, 0, 0, 0, 1, StepTimes(), 0.3), [])  # a long round, and so a review
     hard = depths(made.plan(BatchState(sequences(1))))[0]
     assert hard < easy
     assert hard < depths(made.plan(BatchState(sequences(2)[1:])))[0] <= easy

@@ -63,14 +63,14 @@ def test_each_request_keeps_its_length_and_new_ones_get_theirs() -> None:
     assert others.assigned.by_id == {"2": DraftBudget(4, 4), "new": DraftBudget(3, 3)}
 
 
-def test_nothing_is_decided_for_those_that_come_where_nothing_is_drafted() -> None:
+def test_new_requests_get_no_drafts_where_no_request_has_drafts() -> None:
     made = decision([0, 0], new_request=0, overall_rate=0.25, expires=40)
     others = made.without_drafts(["1", "new", "newer"])
     assert others.assigned.budgets == [NO_DRAFT] * 3 and others.expires == 40 and others.count == 2
     assert not others.drifted(np.full(3, 0.25 + 0.5 * DRIFT)) and others.drifted(np.full(3, 0.5))
 
 
-def test_new_requests_take_no_part_in_an_interruption_but_in_steps_without_drafts() -> None:
+def test_new_requests_join_only_interruptions_without_drafts() -> None:
     decided, ids = [DraftBudget(4, 4), DraftBudget(3, 3)], ["1", "new"]
     for length, found in ((2, [2, 3]), (0, [0, 0])):
         budgets = [DraftBudget(length, length)] * 2

@@ -73,7 +73,7 @@ rates = st.lists(st.floats(0, 1), min_size=1, max_size=4)
 
 @settings(max_examples=40)
 @given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.booleans())
-@example([0.875, 1.0], 1e-6, 0.0, 9.5e-4, False)  # a cliff behind six tokens, and one sequence dearer than the other
+@example([0.875, 1.0], 1e-6, 0.0, 9.5e-4, False)  # a step up after six tokens; one sequence costs more than the other
 def test_every_choice_is_within_a_hundredth_of_the_exact_one(
     alphas: list[float], token: float, level: float, beyond: float, overlap: bool
 ) -> None:

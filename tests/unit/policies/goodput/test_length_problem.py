@@ -21,7 +21,7 @@ class DeepIsCheap(DepthCorrection):
         return found
 
 
-def test_a_short_menu_of_trees_is_not_left_where_deep_drafts_are_cheap() -> None:
+def test_cheap_deep_drafts_do_not_extend_the_list_of_trees() -> None:
     shapes, cost = trees(8), StepLatency(FLAT)
     cost.correction = DeepIsCheap()
     problem = LengthProblem(shapes, cost, StepBounds())

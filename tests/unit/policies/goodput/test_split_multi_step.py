@@ -15,7 +15,7 @@ from harness.execution import CPU, World, as_one, steady
 
 
 class Notes(Fixed):
-    """A fixed length, and all that was told of the rounds."""
+    """A fixed length, and everything that the policy received about the rounds."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)

@@ -56,7 +56,7 @@ def test_few_steps_are_not_believed_much() -> None:
     assert 0.0 < excess[1] - excess[0] < 0.2
 
 
-def test_numbers_of_requests_are_told_apart() -> None:
+def test_corrections_depend_on_the_number_of_requests() -> None:
     made = DepthCorrection()
     for _ in range(20):
         follow(made, {0: (50, 1.0), 1: (50, 1.4)}, requests=16)
@@ -75,7 +75,7 @@ def test_what_is_not_run_is_forgotten_in_time() -> None:
     assert np.abs(made.excess(4)).max() < 0.1 * np.abs(before).max()
 
 
-def test_a_disturbed_step_counts_for_so_much_and_excesses_are_bounded() -> None:
+def test_weights_of_outliers_and_excesses_are_bounded() -> None:
     quiet, stalled = DepthCorrection(), DepthCorrection()
     for made, times in ((quiet, OUTLIER), (stalled, 1e3)):
         follow(made, {0: (50, 1.0), 1: (49, 1.0), 2: (1, times)})

@@ -48,7 +48,7 @@ def test_the_shape_is_learned_where_rounds_differ() -> None:
 
 
 def test_a_knee_that_was_not_measured_is_found() -> None:
-    """Rounds without drafts beside rounds with them decide whether drafts pay; the measured fit is a fifth off."""
+    """Rounds without drafts and rounds with drafts decide whether drafts pay; the measured fit is a fifth off."""
     tracked = OnlineFit(ForwardLatency(2e-7, (0.0, 3e-4), (8.0,), 8e-5, 1.6e-3))
     for _ in range(60):
         for sequences, tokens in ((4, 4), (4, 12), (4, 12), (4, 13), (4, 16)):
@@ -57,7 +57,7 @@ def test_a_knee_that_was_not_measured_is_found() -> None:
         assert off(tracked.cost, sequences, tokens) == pytest.approx(1.0, rel=0.08)
 
 
-def test_a_machine_that_stalls_now_and_then_is_known_by_its_usual_rounds() -> None:
+def test_the_fit_follows_usual_rounds_of_a_machine_that_stalls() -> None:
     tracked, chance = OnlineFit(TRUE), np.random.default_rng(0)
     for _ in range(60):
         data = rounds(TRUE, 2, 10, 10)
@@ -75,7 +75,7 @@ def test_calls_that_take_far_too_long_count_for_little() -> None:
     assert off(tracked.cost, 2, 10) == pytest.approx(1.0, abs=0.12)
 
 
-def test_what_a_draft_begins_with_is_told_from_its_steps() -> None:
+def test_the_fixed_time_of_a_draft_is_separated_from_its_steps() -> None:
     """Nothing of it is in the measured fit."""
     true = ForwardLatency(slopes=(2e-5,), sequence=8e-5, fixed=3e-5, start=3e-4)
     tracked = OnlineFit(ForwardLatency(slopes=(2e-5,), fixed=3e-5, start=1e-4))
@@ -137,7 +137,7 @@ def test_a_stalling_machine_is_no_reason_for_a_new_fit() -> None:
 
 
 def test_a_machine_that_grew_slow_is_no_reason_to_forget_the_shape() -> None:
-    """The level lags behind, so that every call of the window took longer than predicted."""
+    """The level follows late, so that every call of the window took longer than predicted."""
     tracked, chance = OnlineFit(TRUE, MEASURED), np.random.default_rng(0)
     found = [rounds(TRUE, n, n * int(chance.integers(1, 9)), 1) for n in chance.integers(1, 4, 256).tolist()]
     slow = np.concatenate(found)
@@ -152,7 +152,7 @@ def test_a_machine_that_grew_slow_is_no_reason_to_forget_the_shape() -> None:
     assert tracked.refit(), "another shape is one"
 
 
-def test_calls_that_should_take_no_time_are_learned_from_all_the_same() -> None:
+def test_calls_with_a_predicted_time_of_0_are_learned_from() -> None:
     """A new fit of the few calls of a moment may say so of others."""
     tracked = OnlineFit(ForwardLatency(slopes=(0.0, 1e-4), knees=(64.0,)))
     many, few = LatencySample(200, 500, 1, 0.05), LatencySample(200, 3, 1, 3e-3)

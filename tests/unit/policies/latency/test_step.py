@@ -1,4 +1,4 @@
-"""A step's time model: what drafts take beside drafting."""
+"""A step's time model: the time of drafts besides drafting."""
 
 from __future__ import annotations
 
