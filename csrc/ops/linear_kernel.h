@@ -89,10 +89,38 @@ struct Bf16Weights {
 #endif
 };
 
-// Interleave rows, so that a tile reads one stream: to[k, r] = from[r, k].
+// Interleave rows, so that a tile reads one stream: to[k, r] = from[r, k]. Squares of 4 x 4 pass through registers; the
+// last square of a column of squares may overlap its neighbour.
 template <class T> static void interleave(const T* from, long row, long rows, long columns, T* to) {
-    for (long r = 0; r < rows; r++)
-        for (long k = 0; k < columns; k++) to[k * rows + r] = from[r * row + k];
+    typedef uint32_t Four __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define SHUFFLE __builtin_shufflevector
+#else
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, Four{__VA_ARGS__})
+#endif
+    static_assert(sizeof(T) == 4, "a square has 4 words of 4 bytes per row");
+    const long squares = rows < 4 ? 0 : columns / 4 * 4;
+    for (long k = 0; k < squares; k += 4)
+        for (long r = 0; r < rows; r += 4) {
+            const long first = r + 4 <= rows ? r : rows - 4;
+            Four a, b, c, d;
+            memcpy(&a, from + first * row + k, 16);
+            memcpy(&b, from + (first + 1) * row + k, 16);
+            memcpy(&c, from + (first + 2) * row + k, 16);
+            memcpy(&d, from + (first + 3) * row + k, 16);
+            const Four ab_left = SHUFFLE(a, b, 0, 4, 1, 5), ab_right = SHUFFLE(a, b, 2, 6, 3, 7);
+            const Four cd_left = SHUFFLE(c, d, 0, 4, 1, 5), cd_right = SHUFFLE(c, d, 2, 6, 3, 7);
+            const Four columns_of_square[4] = {
+                SHUFFLE(ab_left, cd_left, 0, 1, 4, 5),
+                SHUFFLE(ab_left, cd_left, 2, 3, 6, 7),
+                SHUFFLE(ab_right, cd_right, 0, 1, 4, 5),
+                SHUFFLE(ab_right, cd_right, 2, 3, 6, 7),
+            };
+            UNROLL_FOR (int j = 0; j < 4; j++) memcpy(to + (k + j) * rows + first, columns_of_square + j, 16);
+        }
+#undef SHUFFLE
+    for (long k = squares; k < columns; k++)
+        for (long r = 0; r < rows; r++) to[k * rows + r] = from[r * row + k];
 }
 
 // One panel (or half of one) against a group of rows.
@@ -158,7 +186,8 @@ static long chunk_rows(long rows, long inputs) {
 }
 
 static size_t panel_scratch(long rows, long inputs) {
-    return (size_t)chunk_rows(rows, inputs) * (PANEL + 2 * (inputs + 1));  // sums, rounded inputs, interleaved inputs
+    // Sums, rounded inputs of a group, interleaved inputs.
+    return (size_t)chunk_rows(rows, inputs) * (PANEL + inputs + 1) + GROUP * (inputs + 1);
 }
 
 INLINE V scaled(const Linear& l, V total, long column) {
@@ -230,13 +259,18 @@ static void chunk(const LinearParams& params, long first, long rows, const Team&
     const long words = (l.inputs + W::INPUTS - 1) / W::INPUTS;  // of a column
     const long columns = words * W::PARTS, max_rows = chunk_rows(params.rows, l.inputs);
     float* sums = scratch;
-    Input* packed = (Input*)(scratch + max_rows * (PANEL + l.inputs + 1));
-    const InputRows<W> x = input_rows<W>(params, first, rows, columns, (Input*)(scratch + max_rows * PANEL));
+    Input* rounded_inputs = (Input*)(scratch + max_rows * PANEL);  // of one group
+    Input* packed = rounded_inputs + GROUP * (l.inputs + 1);
     const auto start = [&](long g) { return rows * g / groups; };
+    InputRows<W> x = {nullptr, 0};
     if constexpr (PACKED)
-        for (long g = 0; g < groups; g++)
-            interleave(
-                x.first + start(g) * x.row, x.row, start(g + 1) - start(g), columns, packed + start(g) * columns);
+        for (long g = 0; g < groups; g++) {  // a group's rounded inputs are still in the first cache
+            const long n = start(g + 1) - start(g);
+            const InputRows<W> group_rows = input_rows<W>(params, first + start(g), n, columns, rounded_inputs);
+            interleave(group_rows.first, group_rows.row, n, columns, packed + start(g) * columns);
+        }
+    else
+        x = input_rows<W>(params, first, rows, columns, rounded_inputs);
     // Units of 32 outputs from u on, up to a panel of two units. Returns their number.
     const auto unit_tiles = [&](long u, long to) {
         const long panel = u / 2, panel_units = all - 2 * panel < 2 ? 1 : 2;

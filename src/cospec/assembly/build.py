@@ -27,7 +27,9 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.engine_summary import drafting, summarize
+from cospec.models.cache_population import populate_in_background
 from cospec.models.checkpoint import in_zoo, read_object
+from cospec.models.kv_cache import CACHES
 from cospec.models.loading import (
     LoadOptions,
     cache_budget,
@@ -79,6 +81,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
         log.info("%s", line)
+    populate_in_background(CACHES)  # after the measurements of the start, which the thread would disturb
     return parts
 
 

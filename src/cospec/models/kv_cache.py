@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -100,6 +101,13 @@ class KVCache:
         self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}
         free = {shape: iter(entries.unbind()) for shape, entries in self._entries.items()}
         self.layers = tuple(LayerBlocks(next(free[shape]), next(free[shape])) for shape in shapes)
+        CACHES.add(self)
+
+    @property
+    def memory(self) -> list[tuple[int, int]]:
+        """Address and bytes of the keys, or of the values, of each layer."""
+        parts = (part for entries in self._entries.values() for part in entries.unbind())
+        return [(part.data_ptr(), part.numel() * part.element_size()) for part in parts]
 
     def pack_with(self, batch: TokenBatch, tables: Mapping[str, Sequence[int]]) -> InputBatch:
         """Pack ``batch`` with page tables that another process assigned."""
@@ -133,6 +141,10 @@ class KVCache:
         with one_torch_thread():
             for entries in self._entries.values():  # one operation for all layers of a shape
                 entries[:, to_page, :, to_slot] = entries[:, from_page, :, from_slot]
+
+
+CACHES: WeakSet[KVCache] = WeakSet()
+"""The caches of this process."""
 
 
 def accepted_moves(commits: Sequence[Commit], pages: BlockTables) -> tuple[list[int], list[int]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import mmap
 import os
+import sys
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_uint64, c_void_p
@@ -34,6 +36,8 @@ EXPERIMENTAL = ("neon_dot", "neon_i8mm", "avx_vnni")
 """Sets that were not measured on a processor that has them: never the default."""
 MAX_THREADS = 64
 SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts
+
+_POPULATE_WRITE = 23  # of madvise, Linux 5.14; the module mmap lacks the name
 
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
@@ -203,6 +207,17 @@ def release_memory() -> None:
     process = ctypes.CDLL(None)
     if hasattr(process, "malloc_trim"):  # of glibc only
         process.malloc_trim(0)
+
+
+def populate(address: int, size: int) -> bool:
+    """Have the system give the memory at ``address`` now, contents kept; False if impossible (before Linux 5.14)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    process = ctypes.CDLL(None)
+    offset = address % mmap.PAGESIZE
+    return bool(
+        process.madvise(ctypes.c_void_p(address - offset), ctypes.c_size_t(size + offset), _POPULATE_WRITE) == 0
+    )
 
 
 def set_threads(count: int) -> None:
