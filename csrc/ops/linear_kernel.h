@@ -89,11 +89,11 @@ struct Bf16Weights {
 #endif
 };
 
-// Interleave rows, so that a tile reads one stream: to[k, r] = from[r, k]. Squares of 4 x 4 pass through registers; the
-// last square of a column of squares may overlap its neighbour.
+// Interleave rows, so that a tile reads one stream: to[k, r] = from[r, k]. Registers transpose squares of 4 x 4; where
+// rows are no multiple of 4, the last squares write some rows again.
 template <class T> static void interleave(const T* from, long row, long rows, long columns, T* to) {
     typedef uint32_t Four __attribute__((vector_size(16)));
-#if defined(__clang__)
+#if defined(__clang__)  // GCC 11 lacks __builtin_shufflevector
 #define SHUFFLE __builtin_shufflevector
 #else
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, Four{__VA_ARGS__})

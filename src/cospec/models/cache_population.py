@@ -1,8 +1,8 @@
 """Has the system give the memory of KV caches while the engine already runs.
 
-The system gives memory at the first access, in pages of 2 MiB. A fresh page takes 0.2 ms, and 4 ms on a virtual machine
-whose host has not given the memory yet. Without this module the first requests pay for each page that they write. A
-populated page costs a request nothing, and the start of the engine waits for nothing.
+The system gives memory at the first access and clears each page before. Without this module the first requests wait
+for the pages that their prompts write. The caches of the engine's own process are populated; caches of drafter
+processes and of stages are not.
 """
 
 from __future__ import annotations
