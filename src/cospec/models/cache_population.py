@@ -16,37 +16,49 @@ from itertools import chain, zip_longest
 from cospec.models.kv_cache import KVCache
 from cospec.native.library import populate
 
-__all__ = ["populate_in_background"]
+__all__ = ["CachePopulation"]
 
 CHUNK = 2 << 20  # bytes
 REST = 4.0  # of the time of a chunk: the thread leaves four fifths of a processor to requests
 
 
-def populate_in_background(caches: Iterable[KVCache]) -> threading.Thread:
-    """Start a thread that populates the memory of ``caches`` on the CPU; contents stay as they are.
+class CachePopulation:
+    """A thread that populates the memory of caches on the CPU; contents stay as they are.
 
-    The thread ends with the last chunk, or where the system cannot populate. A cache that is deleted is left out.
+    The thread ends with the last chunk, on ``stop``, or where the system cannot populate. A deleted cache is left out.
     """
-    references = [weakref.ref(cache) for cache in caches if cache.device.type == "cpu"]
-    thread = threading.Thread(target=_populate, args=(references,), name="cospec-populate", daemon=True)
-    thread.start()
-    return thread
 
+    def __init__(self, caches: Iterable[KVCache]) -> None:
+        self._caches = [weakref.ref(cache) for cache in caches if cache.device.type == "cpu"]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cospec-populate", daemon=True)
+        self._thread.start()
 
-def _populate(references: list[weakref.ref[KVCache]]) -> None:
-    for reference in references:
-        cache = reference()
-        chunks = [] if cache is None else list(_chunks(cache.memory))
-        del cache
-        for address, size in chunks:
-            cache = reference()  # keeps the memory during the call
-            if cache is None:
-                break
-            started = time.perf_counter()
-            if not populate(address, size):
-                return
+    def wait(self, seconds: float) -> bool:
+        """Return whether the thread has ended, after at most ``seconds``."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the thread after its present chunk."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for reference in self._caches:
+            cache = reference()
+            chunks = [] if cache is None else list(_chunks(cache.memory))
             del cache
-            time.sleep(REST * (time.perf_counter() - started))
+            for address, size in chunks:
+                cache = reference()  # keeps the memory during the call
+                if cache is None:
+                    break
+                started = time.perf_counter()
+                if not populate(address, size):
+                    return
+                del cache
+                if self._stopped.wait(REST * (time.perf_counter() - started)):
+                    return
 
 
 def _chunks(regions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
