@@ -51,6 +51,17 @@ REPORTS = {
             ("Eight requests at once, AVX2 kernels", "compare_batch8_avx2"),
         ),
     ),
+    "earlier": Report(
+        "This version and an earlier commit",
+        "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
+        "this version over the time of the commit: below 1, this version is faster. `http` compares the mean latency "
+        "of requests, `overhead` the time of a step and the part of a step outside of the forwards.",
+        (
+            ("Closed loops", "same_speed"),
+            ("Servers under Poisson arrivals", "same_speed_http"),
+            ("Time of a step", "same_speed_overhead"),
+        ),
+    ),
     "servers": Report(
         "Servers and forwards on the same weights",
         "Servers ran in float32 on two cores, clients included. `llama-draft` is llama.cpp with the drafter "

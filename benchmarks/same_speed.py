@@ -9,6 +9,7 @@ faster.
 
 * ``offline``: ``LLM.generate`` in closed loops of 1 and 8 requests, as ``bench compare`` and ``benchmarks.overhead``.
 * ``http``: ``cospec serve`` under Poisson arrivals, as ``benchmarks.load``; the time is the mean latency of a turn.
+* ``overhead``: ``benchmarks.overhead`` of both checkouts; the time of a step, and its part outside of the forwards.
 """
 
 from __future__ import annotations
@@ -171,6 +172,23 @@ def over_http(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Nam
                             cells.add(f"http, {name}, {rate:g} requests/s", **took)
 
 
+def overhead(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Namespace) -> None:
+    """Milliseconds of a step and of its part outside of the forwards; each turn starts a process of each checkout."""
+    shuffler, name = random.Random(0), "unfinished_same_speed"
+    for _ in range(options.turns):
+        found: dict[str, list[dict[str, Any]]] = {}
+        for who in shuffler.sample(list(checkouts), len(checkouts)):
+            path, stored = checkouts[who], checkouts[who] / "benchmarks" / "results" / f"{name}.json"
+            command = [sys.executable, "-m", "benchmarks.overhead", "--repeats", "3", "--name", name]
+            subprocess.run(command, env=environment(path), cwd=path, stdout=subprocess.DEVNULL, check=True)
+            found[who] = json.loads(stored.read_text(encoding="utf-8"))["rows"]
+            stored.unlink()
+        for ours, theirs in zip(found["ours"], found["theirs"], strict=True):
+            cell = f"overhead, {ours['system']}, batch {ours['batch']}, temperature {ours['temperature']}"
+            cells.add(f"{cell}, step", ours["round_ms"], theirs["round_ms"])
+            cells.add(f"{cell}, engine", ours["engine_ms"], theirs["engine_ms"])
+
+
 def latency(url: str, rate: float, seed: int, options: argparse.Namespace) -> float:
     """Return the mean latency of a turn's requests in seconds, each from its due time."""
     draw = np.random.default_rng(seed)
@@ -190,11 +208,14 @@ def latency(url: str, rate: float, seed: int, options: argparse.Namespace) -> fl
         return float(np.mean([each.result() for each in [threads.submit(call, client, *job) for job in jobs]]))
 
 
+MODES = {"offline": offline, "http": over_http, "overhead": overhead}
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the other checkout, with a built native library")
-    parser.add_argument("--modes", nargs="*", default=["offline", "http"], choices=["offline", "http"])
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
     parser.add_argument("--configs", nargs="*", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--restarts", type=int, default=3)
@@ -205,9 +226,8 @@ def main() -> None:
     parser.add_argument("--name", default="same_speed")
     options = parser.parse_args()
     checkouts, cells = {"ours": ROOT, "theirs": options.checkout.resolve()}, Cells()
-    for mode, run in (("offline", offline), ("http", over_http)):
-        if mode in options.modes:
-            run(cells, checkouts, options)
+    for mode in options.modes:
+        MODES[mode](cells, checkouts, options)
     table = Table("cell", "turns", "this checkout / other checkout")
     for row in cells.rows():
         table.add_row(row["cell"], str(row["turns"]), f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})")

@@ -262,6 +262,14 @@ def peers(found: Found) -> Iterator[str]:
         yield _row(f"{row['peer']} {row['version']}", *kinds, str(row["batch"]), *speeds, _ratio(row))
 
 
+def same_speed(found: Found) -> Iterator[str]:
+    """Time of this checkout over the time of an earlier commit."""
+    yield from _head("mode", "configuration", "load", "turns", f"time over {found['other_commit']}")
+    for row in found["rows"]:
+        mode, configuration, *load = row["cell"].split(", ")
+        yield _row(mode, f"`{configuration}`", ", ".join(load), str(row["turns"]), _ratio(row))
+
+
 def policy_cost(found: Found) -> Iterator[str]:
     """Time of planning and learning, and their share of a step."""
     yield from _head("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
@@ -324,6 +332,9 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "peers": peers,
     "gguf_server_q4_0": gguf_server,
     "gguf_server_q8_0": gguf_server,
+    "same_speed": same_speed,
+    "same_speed_http": same_speed,
+    "same_speed_overhead": same_speed,
     "policy_cost": policy_cost,
     "second_implementations": second_implementations,
     "policy_gain": policy_gain,
