@@ -4,7 +4,8 @@ Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--
 a low load. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
 passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
 token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
-milliseconds to each message between the verifier and the nodes, in each direction. ``--link-delay 0 5 20
+milliseconds to each message between the verifier and the nodes, in each direction. With eight nodes, each drafter has
+two nodes, which share the requests. ``--link-delay 0 5 20
 --only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the
 same requests, and the outputs must be equal.
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +42,11 @@ from cospec.drafters.interfaces import StartLogits
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
 ONE = {**WHOLE, "execution_mode": "sequential"}
+COPY = "-copy"  # the end of the name of a second node with the same drafter
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "CoSine, 8 nodes": (8, WHOLE),
+    "SpecInfer, 8 nodes": (8, {"combiner": "union", "routing": "all", "execution_mode": "sequential"}),
+    "without pipelining, 8 nodes": (8, {**WHOLE, "execution_mode": "sequential"}),
     "CoSine, 4 nodes": (4, WHOLE),
     "SpecInfer, 4 nodes": (4, {"combiner": "union", "routing": "all", "execution_mode": "sequential"}),
     "without routing": (4, {**WHOLE, "routing": "all"}),
@@ -118,7 +123,8 @@ class Slow(Drafter):
 
 def run_slow_node(address: str, name: str, seconds: float, link: LinkConfig) -> None:
     """Serve one drafter in this process."""
-    drafter = {"name": name, "method": "draft_model", "model": MODELS[name]}
+    offered = name.removesuffix(COPY)
+    drafter = {"name": offered, "method": "draft_model", "model": MODELS[offered]}
     (offer,) = build_offers(EngineConfig.build({"model": "zoo", "threads": 1}), [drafter])
     slow = OfferedDrafter(offer.name, offer.method, Slow(offer.drafter, seconds), offer.vocab_size)
     run_node(NodeOptions(address, name, link=link), [slow], lambda sentence: None)
@@ -228,9 +234,12 @@ def main() -> None:
     rows = dict[str, dict[str, Any]]()
     for delay in options.link_delay:
         address = free_address()
-        with nodes(address, list(MODELS), options, delay):
-            for name in options.only:
+        with nodes(address, list(MODELS), options, delay), ExitStack() as copies:
+            copies.enter_context(nodes(address, [name + COPY for name in MODELS], options, delay))
+            for name in sorted(options.only, key=lambda name: -VARIANTS[name][0]):
                 count, pool = VARIANTS[name]
+                if count <= len(MODELS):
+                    copies.close()
                 row = run_variant(count, speculative_config(count, pool, address, options.length), options)
                 row |= {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
                 rows[name + named(delay, options.link_jitter)] = row

@@ -242,6 +242,23 @@ def gguf(found: Found) -> Iterator[str]:
         yield _row(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, over)
 
 
+def weight_bandwidth(found: Found) -> Iterator[str]:
+    """Bytes of the weights over the time of one row, and the share of the measured bandwidth."""
+    yield from _head("format", "MB", "one row, ms", "bandwidth, GB/s", "share", "aim")
+    for row in found["rows"]:
+        share = f"{row['share']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+        figures = [f"{row['megabytes']:.0f}", f"{row['ms']:.1f}", f"{row['gb_per_s']:.1f}", share, f"{row['aim']:g}"]
+        yield _row(row["format"], *figures)
+
+
+def load_time(found: Found) -> Iterator[str]:
+    """Seconds of a process until its first token, and its highest own memory over the weights."""
+    yield from _head("weights", "cache of packed weights", "start, s", "loading, s", "weights, GB", "peak over weights")
+    for row in found["rows"]:
+        figures = [f"{row[key]:.1f}" for key in ("total_s", "load_s", "weights_gb")]
+        yield _row(row["weights"], row["cache"], *figures, f"{row['peak_share']:.2f}")
+
+
 def gguf_server(found: Found) -> Iterator[str]:
     """Tokens per second of both servers, and ratios with and without drafts."""
     systems = list(found["rows"][0]["tokens_per_second"])
@@ -330,6 +347,8 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "heads": heads,
     "gguf": gguf,
     "peers": peers,
+    "weight_bandwidth": weight_bandwidth,
+    "load_time": load_time,
     "gguf_server_q4_0": gguf_server,
     "gguf_server_q8_0": gguf_server,
     "same_speed": same_speed,
