@@ -22,8 +22,8 @@ from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.plugin_options import Options
+from cospec.policies.per_request import PerRequestPolicy
 from cospec.policies.policy_build_context import PolicyContext
-from cospec.policies.policy_router import PolicyRouter
 
 Floats = npt.NDArray[np.floating]
 
@@ -100,6 +100,6 @@ def recording_engine(config: EngineConfig) -> tuple[Engine, DraftRecorder]:
     """The engine of ``config``, whose policy is ``recorder``, and this policy."""
     cospec.register_policy("recorder", DraftRecorder)
     engine = Engine(build_components(config), config)
-    router = engine.scheduler.policy
-    assert isinstance(router, PolicyRouter) and isinstance(router.default, DraftRecorder)
-    return engine, router.default
+    policy = engine.scheduler.policy
+    assert isinstance(policy, PerRequestPolicy) and isinstance(policy.default, DraftRecorder)
+    return engine, policy.default

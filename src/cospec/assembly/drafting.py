@@ -12,8 +12,8 @@ from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
 from cospec.plugin_options import parse
 from cospec.policies.latency.step import LatencyModels
+from cospec.policies.per_request import PerRequestPolicy
 from cospec.policies.policy_build_context import PolicyContext
-from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import EXECUTION_MODES, EXECUTORS, POLICIES
 
 
@@ -101,7 +101,7 @@ def build_policy(
     if drafter is None:
         return _build("off", {}, setting)
     usual = _build(speculative.policy_name, speculative.policy_options, setting)
-    return PolicyRouter(usual, lambda name: _build(name, {}, setting))
+    return PerRequestPolicy(usual, lambda name: _build(name, {}, setting))
 
 
 def _build(name: str, options: Mapping[str, Any], setting: PolicyContext) -> Policy:

@@ -1,4 +1,4 @@
-"""Routes each request to the policy that it asks for, and all others to the configured policy.
+"""Applies to each request the policy that the request names, and to all others the configured policy.
 
 Each policy plans for its own requests and counts other requests' tokens as known tokens of the step. All policies
 observe every step.
@@ -15,7 +15,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 
 
-class PolicyRouter(Policy):
+class PerRequestPolicy(Policy):
     """A policy that delegates to others; ``make(name)`` builds a requested policy once."""
 
     def __init__(self, default: Policy, make: Callable[[str], Policy]) -> None:

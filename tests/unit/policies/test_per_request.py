@@ -24,7 +24,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Fixed, Off
-from cospec.policies.policy_router import PolicyRouter
+from cospec.policies.per_request import PerRequestPolicy
 from cospec.sampling_params import SamplingParams
 from harness.execution import sequences
 from harness.toys import make_request, run_all, toy_engine
@@ -37,14 +37,14 @@ def asking(names: list[str | None]) -> list[RequestState]:
     ]
 
 
-def test_everybody_gets_his_own() -> None:
+def test_each_request_has_a_policy_of_its_own() -> None:
     made: list[str] = []
 
     def make(name: str) -> Off:
         made.append(name)
         return Off()
 
-    policy = PolicyRouter(Fixed(3), make)
+    policy = PerRequestPolicy(Fixed(3), make)
     ready = asking([None, "off", None, "off"])
     for _ in range(3):
         assert [budget.depth for budget in policy.plan(BatchState(ready))] == [3, 0, 3, 0]
@@ -54,18 +54,18 @@ def test_everybody_gets_his_own() -> None:
     for id, horizon in (("s1", 1), ("s3", Fixed.horizon)):
         end = Commit(id, 200, (1,), (), 201, finish=FinishReason.STOP)
         policy.observe(StepStats(0, 1, 1, 200, 0, 0, 0, 1, StepTimes(), 1e-3), [end])
-        assert policy.horizon == horizon, "one round at a time until the last of those that chose has ended"
+        assert policy.horizon == horizon, "one step at a time until the last request with a policy of its own has ended"
     assert [budget.depth for budget in policy.plan(BatchState(ready[:1]))] == [3]
     assert policy.gauges() == {"speculation_length": 3}
 
 
 def test_an_aborted_request_leaves_no_state() -> None:
-    policy = PolicyRouter(Fixed(3), lambda name: Off())
+    policy = PerRequestPolicy(Fixed(3), lambda name: Off())
     ready = asking([None, "off"])
     policy.plan(BatchState(ready))
     assert policy.horizon == 1
     policy.plan(BatchState(ready[:1]))
-    assert policy.horizon == Fixed.horizon, "rounds may run as one again"
+    assert policy.horizon == Fixed.horizon, "several steps may again run as one call"
 
 
 def test_the_configuration_names_the_policy() -> None:
