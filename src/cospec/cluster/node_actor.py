@@ -40,7 +40,7 @@ class NodeActor:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
         self, config: EngineConfig, drafter: DrafterOptions, keys: Path | None, target: DeploymentHandle[Any]
     ) -> None:
-        from cospec.assembly.nodes import build_offers  # heavy imports, only for an actor that loads models
+        from cospec.assembly.node_drafters import build_offers  # heavy imports, only for an actor that loads models
 
         self._target = target
         context = serve.get_replica_context()
