@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
-from cospec.distributed.shards import in_order
+from cospec.distributed.shard_sum import in_order
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions, load_stage
 from cospec.models.shard import Shard

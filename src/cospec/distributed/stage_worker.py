@@ -28,7 +28,7 @@ from cospec.distributed.messages import (
     Window,
     WindowOutput,
 )
-from cospec.distributed.shards import ShardGroup
+from cospec.distributed.shard_sum import ShardGroup
 from cospec.distributed.stage_sampling import window_output
 from cospec.errors import CospecError, failure
 from cospec.models.load_options import LoadOptions

@@ -15,7 +15,7 @@ from cospec.config import LinkConfig
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.distributed.links import MOST_STRANGERS, RETRANSMISSION, Link, LinkClock, accept, connect, listen
 from cospec.distributed.messages import Window, WindowOutput
-from cospec.distributed.shards import in_order
+from cospec.distributed.shard_sum import in_order
 from cospec.models.stage import StageBatch
 from cospec.runtime.codec import Codec
 from cospec.runtime.messages import Hello
