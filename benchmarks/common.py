@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from cospec.bench.roofline import bandwidth
-from cospec.system import processor
+from cospec.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 DOMAINS = ("code", "math", "prose")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cospec.system import unsupported
+from cospec.machine import unsupported
 
 if TYPE_CHECKING:
     from cospec.core.types import Speculation

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from cospec.bench.plots import all_plots
 from cospec.bench.results import against_first
+from cospec.machine import processor, usable_processors
 from cospec.native.library import available, isa
-from cospec.system import processor, usable_processors
 
 Result = Mapping[str, Any]
 

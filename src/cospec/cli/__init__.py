@@ -2,7 +2,7 @@
 
 import sys
 
-from cospec.system import unsupported
+from cospec.machine import unsupported
 
 # This check runs before any command is imported: an unsupported system may lack the libraries of some commands.
 if sentence := unsupported():

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.machine import available_memory
 from cospec.models.kv_cache import LayerShape, block_bytes
 from cospec.models.kv_cache_dtype import entry_width
 from cospec.models.long_rope import original_length
-from cospec.system import available_memory
 
 _GIB = 1 << 30
 

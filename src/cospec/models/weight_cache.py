@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from cospec.errors import InvalidInput
+from cospec.machine import cache_directory
 from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays, write_arrays
 from cospec.models.plain_config import transformers_version
 from cospec.native import library
-from cospec.system import cache_directory
 
 VARIABLE = "COSPEC_WEIGHT_CACHE_BYTES"
 DEFAULT_BYTES = 32 << 30

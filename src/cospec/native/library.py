@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.machine import usable_processors
 from cospec.native import structs
-from cospec.system import usable_processors
 
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from cospec.machine import cache_directory, processor
 from cospec.models.files.gguf_folder import is_gguf, linked_file
 from cospec.native import library
 from cospec.policies.latency.forward import ForwardLatency
-from cospec.system import cache_directory, processor
 
 FORMAT = 5  # increases when the measurement changes, so that old files are ignored
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cospec.machine import usable_processors
 from cospec.native.library import address, checksum
-from cospec.system import usable_processors
 
 Bytes = NDArray[np.uint8]
 Fill = Callable[[Bytes], object]

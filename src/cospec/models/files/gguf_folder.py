@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.errors import ModelError
-from cospec.system import cache_directory
+from cospec.machine import cache_directory
 
 VERSION = 1  # increases when the description changes, so that old folders are made again
 LINK = "gguf"  # without a suffix, so that no model file has the name

@@ -1,4 +1,4 @@
-"""What the operating system says: on Linux, in a container with limits, on Arm, on macOS, on Windows."""
+"""What the operating system reports: on Linux, in a container with limits, on Arm, on macOS, on Windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cospec import system
+from cospec import machine
 
 GIB = 1 << 30
 WINDOWS = "import platform, subprocess, pathlib, sys; sys.platform = 'win32'; "
@@ -18,7 +18,7 @@ WINDOWS = "import platform, subprocess, pathlib, sys; sys.platform = 'win32'; "
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Writes files of a machine that stands in a folder."""
+    """Writes files of a machine into a folder."""
 
     def write(name: str, text: str) -> Path:
         path = tmp_path / name
@@ -45,15 +45,15 @@ def macos(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_linux_names_its_processor(files: Callable[[str, str], Path]) -> None:
     root = files("proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast 9\n\nprocessor\t: 1\nmodel name\t: Fast 9\n")
-    assert system.processor(root) == "Fast 9"
+    assert machine.processor(root) == "Fast 9"
 
 
 def test_arm_processors_of_two_kinds_have_two_names(files: Callable[[str, str], Path]) -> None:
     names = set()
     for part in ("0xd0c", "0xd40"):
         root = files("proc/cpuinfo", f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
-        names.add(system.processor(root))
-        assert part in system.processor(root)
+        names.add(machine.processor(root))
+        assert part in machine.processor(root)
     assert len(names) == 2
 
 
@@ -62,37 +62,37 @@ def test_a_container_has_the_processors_of_its_limit(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for limit, count in (("max 100000\n", 64), ("200000 100000\n", 2), ("250000 100000\n", 3), ("1000 100000\n", 1)):
-        assert system.usable_processors(files("sys/fs/cgroup/cpu.max", limit)) == count
+        assert machine.usable_processors(files("sys/fs/cgroup/cpu.max", limit)) == count
 
 
 def test_memory_is_the_less_of_machine_and_container(files: Callable[[str, str], Path]) -> None:
     root = files("proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {48 << 20} kB\n")
-    assert system.available_memory(root) == 48 * GIB
+    assert machine.available_memory(root) == 48 * GIB
     files("sys/fs/cgroup/memory.current", f"{3 * GIB}\n")
     files("sys/fs/cgroup/memory.stat", f"anon {GIB}\ninactive_file {GIB}\n")
     files("sys/fs/cgroup/memory.max", "max\n")
-    assert system.available_memory(root) == 48 * GIB
+    assert machine.available_memory(root) == 48 * GIB
     files("sys/fs/cgroup/memory.max", f"{4 * GIB}\n")
-    assert system.available_memory(root) == 2 * GIB
+    assert machine.available_memory(root) == 2 * GIB
     files("sys/fs/cgroup/memory.max", f"{GIB}\n")
-    assert system.available_memory(root) == 0
+    assert machine.available_memory(root) == 0
 
 
 @pytest.mark.usefixtures("macos")
 def test_macos_has_a_processor_its_fast_cores_and_half_of_its_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert system.processor(tmp_path) == "Apple M2"
-    assert system.usable_processors(tmp_path) == 4
+    assert machine.processor(tmp_path) == "Apple M2"
+    assert machine.usable_processors(tmp_path) == 4
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 32 * GIB >> 14, "SC_PAGE_SIZE": 1 << 14}.__getitem__)
-    assert system.available_memory(tmp_path) == 16 * GIB
+    assert machine.available_memory(tmp_path) == 16 * GIB
 
 
 @pytest.mark.usefixtures("macos")
 def test_a_system_without_sysctl_has_an_answer_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
-    assert system.processor(tmp_path)
-    assert system.usable_processors(tmp_path) == 8
+    assert machine.processor(tmp_path)
+    assert machine.usable_processors(tmp_path) == 8
 
 
 @pytest.mark.parametrize("how", ["from cospec import LLM", "import cospec; cospec.SamplingParams"])
