@@ -28,13 +28,13 @@ from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.drafter_builder import TimedPart, build_drafter
+from cospec.simulation.oracle_and_random import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.recorded_drafts import read_recording
 from cospec.simulation.results import RequestLog, StepLog, summary
 from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant
 from cospec.simulation.simulated_drafter import DrafterSetting, Rates, SimulatedDrafter
 from cospec.simulation.simulated_ensemble import build_ensemble
 from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
-from cospec.simulation.simulation_policies import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16

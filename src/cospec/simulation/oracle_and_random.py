@@ -1,4 +1,4 @@
-"""Policies that only a simulation can have: an oracle and a random policy (SmartSpec 7.2.1)."""
+"""Policies of a simulation: an oracle and random lengths (SmartSpec 7.2.1), and a policy that records its steps."""
 
 from __future__ import annotations
 
