@@ -25,7 +25,7 @@ from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
 from cospec.models.hf_tokenizer import import_libraries
 from cospec.runtime.engine_process_main import Build, build_engine
-from cospec.runtime.engine_restart_policy import Supervision
+from cospec.runtime.engine_supervision import Supervision
 from cospec.server.admission import AdmissionLimits
 from cospec.server.auth import read_keys
 from cospec.server.run import make_app

@@ -21,7 +21,7 @@ from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_process_main import Build, build_engine
-from cospec.runtime.engine_restart_policy import Supervision
+from cospec.runtime.engine_supervision import Supervision
 from cospec.runtime.messages import EngineInfo, Events, Failed, ProtocolMessage, Rejected
 
 

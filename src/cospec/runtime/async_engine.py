@@ -24,7 +24,7 @@ from cospec.errors import CospecError, EngineEnded, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.engine_process import EngineProcess
 from cospec.runtime.engine_process_main import Build, build_engine
-from cospec.runtime.engine_restart_policy import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
+from cospec.runtime.engine_supervision import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.runtime.messages import (
     Abort,
     EngineInfo,

@@ -19,7 +19,7 @@ from cospec.process_utils import freeze_gc
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.engine_client import EngineClient
 from cospec.runtime.engine_process_main import Build, build_engine
-from cospec.runtime.engine_restart_policy import Supervision
+from cospec.runtime.engine_supervision import Supervision
 from cospec.server.admission import AdmissionLimits
 from cospec.server.app import create_app
 from cospec.server.auth import read_keys

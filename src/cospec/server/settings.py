@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from cospec.plugin_options import Options
-from cospec.runtime.engine_restart_policy import MAX_RESTARTS, TIMEOUT
+from cospec.runtime.engine_supervision import MAX_RESTARTS, TIMEOUT
 from cospec.sampling_params import MAX_LOGPROBS
 
 

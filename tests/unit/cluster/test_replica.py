@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from cospec.config import EngineConfig
 from cospec.core.types import Request
 from cospec.runtime.codec import Codec
-from cospec.runtime.engine_restart_policy import Supervision
+from cospec.runtime.engine_supervision import Supervision
 from cospec.runtime.messages import Events, Failed
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cospec.runtime.engine_restart_policy import (
+from cospec.runtime.engine_supervision import (
     HEALTHY_SECONDS,
     KILL_FACTOR,
     MAX_DELAY,
