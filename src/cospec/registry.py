@@ -24,7 +24,7 @@ from cospec.errors import InvalidInput, words
 if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
     from cospec.core.plugin_base import AcceptanceMethod, Drafter, LogitsProcessor, Policy
-    from cospec.drafters.pool.combiners.combine import Combiner
+    from cospec.drafters.pool.combiners.combiner import Combiner
     from cospec.drafters.pool.routing.selection import Routing
     from cospec.models.attention.backend import AttentionBackend
     from cospec.models.weights.format import WeightFormat
@@ -246,7 +246,7 @@ COMBINERS: PluginTable[type[Combiner]] = PluginTable(
         "fuse": "cospec.drafters.pool.combiners.fuse:Fuse",
         "mix": "cospec.drafters.pool.combiners.mix:Mix",
     },
-    Declares("combiner", "cospec.drafters.pool.combiners.combine:Combiner", named=True),
+    Declares("combiner", "cospec.drafters.pool.combiners.combiner:Combiner", named=True),
 )
 ROUTINGS: PluginTable[type[Routing]] = PluginTable(
     "speculative_config.routing",

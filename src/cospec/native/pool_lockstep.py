@@ -20,7 +20,7 @@ from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.calibration import PRIOR
 from cospec.drafters.pool.candidates import HOPELESS
-from cospec.drafters.pool.combiners.combine import UNKNOWN, Candidate, CombineTask, StepCandidates
+from cospec.drafters.pool.combiners.combiner import UNKNOWN, Candidate, CombineTask, StepCandidates
 from cospec.drafters.pool.lockstep import taking
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.state import EDGE

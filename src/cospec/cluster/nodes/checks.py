@@ -14,7 +14,7 @@ from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Draft, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.draft_kv_cache import LOOKBACK
-from cospec.drafters.pool.combiners.combine import Candidate
+from cospec.drafters.pool.combiners.combiner import Candidate
 from cospec.runtime.codec import ProtocolError
 
 MASS_ERROR = 1e-6  # allowed distance of a distribution's sum from 1

@@ -12,7 +12,7 @@ from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, expone
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import DraftContext
 from cospec.drafters.known_token_scores import reads_natively
-from cospec.drafters.pool.combiners.combine import Candidate
+from cospec.drafters.pool.combiners.combiner import Candidate
 from cospec.native import library
 
 _UNUSED: StreamKey = (0, 0, 0, 0, 0, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from cospec.core.types import Commit, Draft, DraftBudget
-from cospec.drafters.pool.combiners.combine import UNKNOWN, Combiner, CombineTask, DraftCandidates
+from cospec.drafters.pool.combiners.combiner import UNKNOWN, Combiner, CombineTask, DraftCandidates
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.drafters.pool.routing.selection import Routing, RoutingInput, Similarity

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cospec.core.tree import children
 from cospec.core.types import DraftContext
-from cospec.drafters.pool.combiners.combine import (
+from cospec.drafters.pool.combiners.combiner import (
     Candidate,
     CombineTask,
     StepCandidates,

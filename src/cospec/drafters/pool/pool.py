@@ -20,7 +20,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
-from cospec.drafters.pool.combiners.combine import Combiner, DraftCandidates, VerifiedCandidates
+from cospec.drafters.pool.combiners.combiner import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.known_token_scoring import KnownTokenScoring
 from cospec.drafters.pool.lockstep_session import LockstepSession
@@ -73,7 +73,7 @@ class PoolSeconds:
 class PoolDrafter(Drafter):
     """Any number of drafters of any kind; each has a name, the source of its tokens.
 
-    ``stream_kinds`` declares which acceptance methods may verify its drafts, see ``combiners.combine.Combiner``.
+    ``stream_kinds`` declares which acceptance methods may verify its drafts, see ``combiners.combiner.Combiner``.
     Sequences with another method get no draft.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
-from cospec.drafters.pool.combiners.combine import CandidateSet
+from cospec.drafters.pool.combiners.combiner import CandidateSet
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 
 NOVELTY_RATE = 0.05  # step size of the moving average, per draft

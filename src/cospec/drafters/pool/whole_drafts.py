@@ -15,7 +15,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.submitted_step import Future
 from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
-from cospec.drafters.pool.combiners.combine import Combiner
+from cospec.drafters.pool.combiners.combiner import Combiner
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.state import DraftTask, Given
 

@@ -16,7 +16,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import cells
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import distributions
-from cospec.drafters.pool.combiners.combine import (
+from cospec.drafters.pool.combiners.combiner import (
     Candidate,
     CombineTask,
     DraftCandidates,

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
-from cospec.drafters.pool.combiners.combine import Candidate, DraftCandidates, StepCandidates
+from cospec.drafters.pool.combiners.combiner import Candidate, DraftCandidates, StepCandidates
 from cospec.drafters.pool.combiners.union import Union
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior

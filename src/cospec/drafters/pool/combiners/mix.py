@@ -21,7 +21,7 @@ from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import distributions, draw
-from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft
-from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
 

@@ -10,7 +10,7 @@ import numpy as np
 from cospec.core.rng import StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
-from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep_session import LockstepSession
 
 
