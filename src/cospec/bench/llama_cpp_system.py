@@ -18,7 +18,7 @@ from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.transformers_systems import Written, chunks_of
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.checkpoint import resolve
-from cospec.models.files.gguf_folder import is_gguf, linked_file
+from cospec.models.files.gguf_as_folder import is_gguf, linked_file
 from cospec.models.loading import load_tokenizer
 from cospec.plugin_options import Options, parse
 

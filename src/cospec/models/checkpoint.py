@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from cospec.errors import ModelError
-from cospec.models.files.gguf_folder import gguf_folder, is_gguf, linked_file, one_gguf, parts
+from cospec.models.files.gguf_as_folder import gguf_folder, is_gguf, linked_file, one_gguf, parts
 
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?(:[\w.-]+)?")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.models.checkpoint import ZOO
-from cospec.models.files.gguf_folder import is_gguf
+from cospec.models.files.gguf_as_folder import is_gguf
 
 
 def import_libraries() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cospec.machine import cache_directory, processor
-from cospec.models.files.gguf_folder import is_gguf, linked_file
+from cospec.models.files.gguf_as_folder import is_gguf, linked_file
 from cospec.native import library
 from cospec.policies.latency.forward import ForwardLatency
 

@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantiz
 from numpy.typing import NDArray
 
 from cospec.errors import ModelError
-from cospec.models.files.gguf_folder import parts
+from cospec.models.files.gguf_as_folder import parts
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

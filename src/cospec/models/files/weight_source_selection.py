@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cospec.models.checkpoint import quantization, read_object, weight_files
-from cospec.models.files.gguf_folder import is_gguf
+from cospec.models.files.gguf_as_folder import is_gguf
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.files.quantized_safetensors_source import QuantizedSafetensorsSource
 from cospec.models.files.source import SafetensorsSource, WeightSource
