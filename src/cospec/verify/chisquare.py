@@ -6,9 +6,12 @@ p-value. An exact engine fails a check with probability ``FALSE_ALARM`` at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+
+import torch
 
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
@@ -26,6 +29,7 @@ FRESH = 4  # factor of the second sample's size
 LENGTH, TOP_K, DEPTH = 3, 8, 2
 SUPPORT = 4  # number of tokens that the even drafter draws from
 AT_ONCE = 64
+LEAST = 5.0  # expected outcomes per cell; rarer outcomes share a cell
 NO_DRAFTS = "the engine drafted no token, so this check says nothing about its drafts"
 
 
@@ -98,11 +102,29 @@ def fit(wanted: JointDistribution, draw: Callable[[range], list[TokenIds]], coun
         draw: returns one output per seed.
     """
     sample = draw(range(count))
-    p = wanted.p_value(sample)
+    p = p_value(wanted, sample)
     if p > LIKELY:
         return Fit((p,))
     fresh = draw(range(count, (1 + FRESH) * count))
-    return Fit((p, wanted.p_value(fresh)), tuple(sorted(wanted.impossible([*sample, *fresh]))))
+    return Fit((p, p_value(wanted, fresh)), tuple(sorted(wanted.impossible([*sample, *fresh]))))
+
+
+def p_value(wanted: JointDistribution, samples: Sequence[TokenIds]) -> float:
+    """Return the p-value of the chi-square test. Rare outcomes share a cell, and an impossible sample gives 0."""
+    if wanted.impossible(samples):
+        return 0.0
+    counts, n = Counter(map(wanted.outcome_of, samples)), len(samples)
+    often = [outcome for outcome, mass in wanted.masses.items() if mass * n >= LEAST]
+    expected = [wanted.masses[outcome] * n for outcome in often]
+    observed = [float(counts[outcome]) for outcome in often]
+    if n - sum(expected) > 1e-9 * n:
+        expected.append(n - sum(expected))
+        observed.append(n - sum(observed))
+    if len(expected) < 2:
+        return 1.0
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    degrees = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
 def samples(context: CheckContext, engine: Engine, acceptance_method: str, seeds: range) -> list[TokenIds]:

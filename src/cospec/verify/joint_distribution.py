@@ -1,4 +1,4 @@
-"""The joint distribution of the first tokens of an output, and a chi-square test of samples."""
+"""The joint distribution of the first tokens of an output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 TokenIds = tuple[int, ...]
 BORDER = -1  # replaces any token whose logit is too close to the border of the top k
-LEAST = 5.0  # expected outcomes per cell; rarer outcomes share a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +62,6 @@ class JointDistribution:
     def impossible(self, samples: Iterable[TokenIds]) -> set[TokenIds]:
         """Return the samples of probability 0 that the border does not explain."""
         return {tokens for tokens in samples if self.masses.get(self.outcome_of(tokens), 0.0) <= 0.0}
-
-    def p_value(self, samples: Iterable[TokenIds]) -> float:
-        """Return the p-value of the chi-square test. Rare outcomes share a cell, and an impossible sample gives 0."""
-        listed = list(samples)
-        if self.impossible(listed):
-            return 0.0
-        counts, n = Counter(map(self.outcome_of, listed)), len(listed)
-        often = [outcome for outcome, mass in self.masses.items() if mass * n >= LEAST]
-        expected = [self.masses[outcome] * n for outcome in often]
-        observed = [float(counts[outcome]) for outcome in often]
-        if n - sum(expected) > 1e-9 * n:
-            expected.append(n - sum(expected))
-            observed.append(n - sum(observed))
-        if len(expected) < 2:
-            return 1.0
-        statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-        degrees = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-        return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
 def joint_distribution(

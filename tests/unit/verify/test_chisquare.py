@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.verify.chisquare import FALSE_ALARM, FRESH, LIKELY, fit
+from cospec.verify.chisquare import FALSE_ALARM, FRESH, LIKELY, fit, p_value
 from cospec.verify.joint_distribution import BORDER, JointDistribution, Truncation, joint_distribution
 
 COUNT = 400
@@ -80,9 +80,9 @@ def joint(logits: torch.Tensor, tolerance: float, length: int = 1) -> JointDistr
 def test_a_token_at_the_border_is_not_impossible() -> None:
     """Reference and engine disagree about the third of three tokens by less than the tolerance."""
     engine = [(0,)] * 66 + [(1,)] * 24 + [(3,)] * 10
-    assert joint(LOGITS, 0.0).p_value(engine) == 0.0
+    assert p_value(joint(LOGITS, 0.0), engine) == 0.0
     assert joint(LOGITS, 0.0).impossible(engine) == {(3,)}
-    assert joint(LOGITS, 0.1).p_value(engine) > 0.01
+    assert p_value(joint(LOGITS, 0.1), engine) > 0.01
     assert joint(LOGITS, 0.1).impossible([*engine, (4,)]) == {(4,)}
 
 
