@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from rich.table import Table
 from benchmarks.common import ROOT
 from benchmarks.same_outputs import environment, server
 
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 SMALL = 60  # lines
 SMALL_MODULES, STACKED_FILES = 20, 8  # at most
 TRACE = """
@@ -106,14 +108,17 @@ def static(root: Path) -> dict[str, int]:
     calls = [node for _, tree in source for node in ast.walk(tree) if isinstance(node, ast.Call)]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path, _ in source}
     small = {path for path, count in lines.items() if 0 < count < SMALL and path.name != "__init__.py"}
-    has_core = (root / "src" / "cospec" / "core").is_dir()
+    core = "core" if (root / "src" / "cospec" / "core").is_dir() else "engine"
     pages = [root / "README.md", *(path for path in (root / "docs").rglob("*.md") if not generated(path))]
     return {
         "Python files": len(source),
         "lines of Python": sum(lines.values()),
         "lines of C++": sum(len(path.read_text("utf-8").splitlines()) for path in sorted((root / "csrc").rglob("*.*"))),
         "lines of core/, in earlier checkouts engine/": sum(
-            count for path, count in lines.items() if path.parent.name == ("core" if has_core else "engine")
+            count for path, count in lines.items() if path.parent.name == core
+        ),
+        "lines of core/ without docstrings, comments and empty lines": sum(
+            code_lines(path, tree) for path, tree in source if path.parent.name == core
         ),
         f"modules under {SMALL} lines": len(small),
         f"modules under {SMALL} lines that are no plug-in": len(small - plug_ins(source)),
@@ -125,6 +130,17 @@ def static(root: Path) -> dict[str, int]:
         "words of docs": sum(map(count_words, pages)),
         "words of docs, reference apart": sum(count_words(page) for page in pages if "reference" not in page.parts),
     }
+
+
+def code_lines(path: Path, tree: ast.Module) -> int:
+    """Return the number of lines that hold code, and not only comments or strings without use."""
+    documented = set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    with tokenize.open(path) as file:
+        tokens = [token for token in tokenize.generate_tokens(file.readline) if token.type not in NO_CODE]
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - documented)
 
 
 def plug_ins(source: Sequence[tuple[Path, ast.Module]]) -> set[Path]:

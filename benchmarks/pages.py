@@ -211,7 +211,7 @@ def page(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The text with every block written anew."""
+    """The text with every block written again."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", text)
 
 
