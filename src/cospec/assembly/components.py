@@ -1,4 +1,4 @@
-"""Connect given parts into the components of an engine: one function for single, ensemble and simulated engines.
+"""Connects given parts to the components of an engine: one function for single, ensemble and simulated engines.
 
 ``Verification`` is what the output follows, ``Drafting`` is what proposes tokens. The builders of the three kinds of
 engine differ in these parts alone.

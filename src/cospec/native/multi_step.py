@@ -2,7 +2,7 @@
 
 One forward of the target serves all requests of a step. The library makes a draft, or gets a draft. The library
 verifies the draft, or hands back the rows of logits by which the verifier decides (a *deferred* request). The outputs
-are those of ``TargetVerifier.verify``.
+are those of ``TargetVerifier.decide``.
 
 The target may be relaxed towards its drafter, as in DSD's adaptive verification. The drafter then scores all positions.
 The rows of the draft are known from drafting; the row after a draft is computed where the whole draft was accepted.

@@ -1,4 +1,4 @@
-"""The structs that Python fills for the native library, as numpy dtypes. The library confirms them when it is loaded.
+"""Numpy dtypes of the C structs that Python fills for the native library. The library confirms them when loaded.
 
 Each dtype has the name and the fields of its struct in ``csrc``, where the fields are explained. ``packer`` fills a
 struct several times as fast as a numpy record.

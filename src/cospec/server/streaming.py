@@ -1,4 +1,4 @@
-"""Turns a call into an HTTP response: one JSON object, or server-sent events."""
+"""The HTTP answers of calls: one JSON object, or a stream of server-sent events (SSE)."""
 
 from __future__ import annotations
 

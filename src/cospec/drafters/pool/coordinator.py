@@ -1,4 +1,4 @@
-"""What a pool does in a step besides drafting: it chooses drafters, combines drafts, and learns from commits."""
+"""Everything of a pool's step except drafting: chooses drafters, combines drafts, learns from commits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PoolConfig:
         """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses.
 
         The routing reads weights divided by ``1 + load``, because drafts of a drafter with ``load`` unanswered
-        proposals take so many times as long (CoSine section 4.2). Combiners read the weights as they are.
+        proposals take so many times as long (CoSine section 4.2). Combiners read the undivided weights.
 
         Args:
             loads: ``[M]``, see ``Executor.load``.
