@@ -55,14 +55,14 @@ POLICY = {
     "speculation_length": "Tokens drafted per sequence in the latest decision, on average.",
     "predicted_step_seconds": "Predicted time of the latest step.",
     "prediction_error": "Median relative error of the time model over recent steps.",
-    "cost_refits": "How often the time model was made anew because it predicted badly.",
+    "cost_refits": "Refits of the time model, after bad predictions.",
     "expected_goodput": "Tokens per second that the latest decision expects.",
     "acceptance_rate": "Accepted / (accepted + rejected), over recent steps.",
 }
 STEPS = {
     "step_seconds": ("step_seconds", "Time of steps."),
     "step_draft_seconds": ("draft_seconds", "Time of drafting in steps."),
-    "step_target_seconds": ("target_seconds", "Time of the target's forwards in steps."),
+    "step_target_seconds": ("target_seconds", "Time of submitting to the target and waiting, in steps."),
 }
 
 
