@@ -114,7 +114,7 @@ def _end(processes: Sequence[Any]) -> None:
 
 
 class HeadWatch:
-    """Tells whether Ray's head accepts connections.
+    """Checks whether Ray's head accepts connections.
 
     Args:
         address: of the head, ``host:port``.

@@ -27,7 +27,7 @@ from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
 from cospec.runtime.request_replay import LiveRequest, next_event
 from cospec.text.input_processor import acceptance_method_of
 
-MAX_LOST_REPLICAS = 8  # that one request outlives; an engine process that a request kills is judged by its replica
+MAX_LOST_REPLICAS = 8  # the loss that ends a request; the replica judges requests that end its engine process
 FIRST_DELAY, MAX_DELAY = 0.1, 2.0  # seconds before a request asks a replica again
 MAX_DOUBLINGS = 5  # of the delay
 
