@@ -1,8 +1,9 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, acceptance method, blend, policy, logits processor, execution mode, executor or weight format is one file
-and one line here. Each table has an interface. The interface declares what a class needs or offers
-(``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no names.
+A new drafter, combiner, routing, acceptance method, logits processor, policy, blend, execution mode, executor, weight
+format or attention back end is one file and one line here. Each table has an interface. The interface declares what a
+class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no
+names.
 
 A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
 a program registers the class. In both cases the table checks the declarations of the class.
