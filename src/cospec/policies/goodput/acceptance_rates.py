@@ -120,9 +120,8 @@ class AcceptanceRates:
         """Convert the verified levels of a tree to accepted and rejected tokens.
 
         Each of the w tokens of a level is right with probability α. A failed level has no right token. An accepted
-        level has
-        wα / (1 − (1 − α)^w) right tokens in expectation (one step of expectation maximisation). With rates by level,
-        the rate is that of first siblings, see ``Commit.ranks``.
+        level has wα / (1 − (1 − α)^w) right tokens in expectation (one step of expectation maximisation). With rates by
+        level, the rate is that of first siblings, see ``Commit.ranks``.
         """
         alpha, accepted, rejected = self.overall, 0.0, 0.0
         for width in widths[:levels]:

@@ -211,8 +211,7 @@ class Goodput(Policy):
         """Extend the latest decision to other requests, until the next review.
 
         Each request keeps its length, and new requests get the length of new requests. If the number of requests
-        changed
-        strongly, all requests get the length for the new number.
+        changed strongly, all requests get the length for the new number.
         """
         decision, interruption = self._decision, self._interruption
         if not resized and interruption is None and not decision.drafts:
@@ -337,8 +336,7 @@ class Goodput(Policy):
         """Return the best common length of as many requests, all with the overall rate.
 
         If other requests have drafts, a new request gets a draft as well: a step of few drafts takes nearly as long as
-        a step
-        of many. If no request has a draft, the text that must be fed first counts.
+        a step of many. If no request has a draft, the text that must be fed first counts.
         """
         rates, backlog = np.full(inputs.sequences, self.acceptance.overall), None
         if not choice.counts.any() and not self.context.capabilities.costless:

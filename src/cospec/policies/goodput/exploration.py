@@ -65,8 +65,7 @@ class ExplorationBudget:
         """Return the name of the length to try next, although ``best`` is expected to be better; None for no trial.
 
         Lengths take turns. A length far from the best, or beyond the allowance, is skipped. Steps without drafts,
-        ``PLAIN``,
-        run once in ``LONG`` steps regardless of their loss.
+        ``PLAIN``, run once in ``LONG`` steps regardless of their loss.
         """
         names = sorted(others)
         start = names.index(self._latest) + 1 if self._latest in names else 0

@@ -72,8 +72,7 @@ def allocate(steps: DraftLevels, given: StepLimits) -> LengthChoice:
     """Return the best counts, with at most ``len(given.verified) - 1`` draft tokens in all (Γ_max).
 
     If costs differ between sequences, the order by gain alone is tried as well. Before a jump of the target's cost, or
-    at
-    Γ_max, room is scarce and not time.
+    at Γ_max, room is scarce and not time.
     """
     nothing = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, given.seconds + float(given.verified[0]))
     if len(given.verified) < 2:

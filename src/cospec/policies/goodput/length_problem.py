@@ -120,8 +120,7 @@ class LengthProblem:
         """Return the step's costs by number of draft tokens, without other sequences' known tokens.
 
         These tokens are computed in this step or another, regardless of drafts. In the ratio they would make long
-        drafts look
-        cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
+        drafts look cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
         """
         if self._limits is None or self._limits[0] is not inputs or self._limits[1] is not self.cost.draft:
             self._limits = inputs, self.cost.draft, self._limits_of(inputs)

@@ -73,8 +73,7 @@ def _sample(call: ModelCall, times: deque[float]) -> LatencySample:
     """Return a sample of equal passes, each with the mean number of rows.
 
     Costs per sequence count as costs per row. With one pass per call, a fit could not separate the cost of a call from
-    the
-    cost of a pass; long proposals then looked free.
+    the cost of a pass; long proposals then looked free.
     """
     rows = (call.rows + (call.passes - 1) * call.sequences) / call.passes
     return LatencySample(0, rows, 0, median(times), call.passes)

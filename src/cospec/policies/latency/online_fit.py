@@ -87,11 +87,10 @@ class OnlineFit:
         self.cost = self._shape.scaled(level)
 
     def refit(self) -> bool:
-        """Fit anew to recent calls and keep the new fit if it is much better; the old fit covers all other calls.
+        """Fit again to recent calls and keep the new fit if it is much better; the old fit covers all other calls.
 
         The old shape is compared at the current speed, because a slow machine is no reason to drop the shape. On a
-        machine that
-        stalls, every model fails on most steps, and a fit to these steps would be worse.
+        machine that stalls, every model fails on most steps, and a fit to these steps would be worse.
         """
         if len(self._observed) < WINDOW // 2:
             return False
