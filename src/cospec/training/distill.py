@@ -1,10 +1,8 @@
 """Knowledge distillation from a target into a small drafter.
 
-The drafter minimises KL(target
-
-drafter) on corpus text and on text that the target generated. Low divergence gives high acceptance, which is the
-overlap of the two distributions. The drafter's embedding starts as the best low-rank approximation of the target's. So
-the drafter need not learn 4,096 tokens anew.
+The drafter minimises KL(target ‖ drafter) on corpus text and on text that the target generated. Low divergence gives
+high acceptance, which is the overlap of the two distributions. The drafter's embedding starts as the best low-rank
+approximation of the target's. So the drafter need not learn 4,096 tokens again.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ from cospec.training.trainer import Trainer
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the mean over rows of KL(teacher
-
-    student) in nats, from logits ``[R, V]`` each.
-    """
+    """Return the mean over rows of KL(teacher ‖ student) in nats, from logits ``[R, V]`` each."""
     log_p = nn.functional.log_softmax(teacher.float(), dim=-1)
     log_q = nn.functional.log_softmax(student.float(), dim=-1)
     return nn.functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum() / len(log_p)
