@@ -118,7 +118,7 @@ class Talk:
             self._show_stats()
         elif line == "/reset":
             self._messages.clear()
-            self._console.print("The conversation starts anew.", style="dim")
+            self._console.print("The conversation starts again.", style="dim")
         else:
             self._console.print(f"{line} is unknown; allowed are /help, /stats, /reset and /quit.", markup=False)
 
@@ -135,7 +135,7 @@ class Talk:
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         except CospecError as error:
-            self._console.print(f"{error} /reset starts the conversation anew.", markup=False, end="")
+            self._console.print(f"{error} /reset starts the conversation again.", markup=False, end="")
             written.clear()
         self._console.print()
         if written:  # an unanswered question is no part of the conversation

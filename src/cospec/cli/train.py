@@ -162,7 +162,7 @@ def everything(
 ) -> None:
     """Run every stage: tokenizer, target, drafter, specialists, variants, heads, export, evaluate.
 
-    With --from, target and drafter start from a family's weights; stages after them start anew.
+    With --from, target and drafter start from a family's weights; later stages start from the beginning.
     """
     _adopt(start, out, "target", "drafter")
     tokenizer(recipe, data, out)
