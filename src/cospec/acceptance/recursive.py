@@ -21,10 +21,9 @@ class Recursive(AcceptanceMethod):
     """``recursive``: exact for trees whose drafter keeps three conditions.
 
     1. The token of a node was drawn from ``q[node]``, a function of the tokens above the node and of its elder
-       siblings.
-       Elder siblings are children of the same parent with smaller indices. Without replacement ``q[node]`` is the
-       parent's
-       distribution without the elder siblings, renormalised; with replacement it is the parent's distribution.
+       siblings. Elder siblings are children of the same parent with smaller indices. Without replacement ``q[node]`` is
+       the parent's distribution without the elder siblings, renormalised; with replacement it is the parent's
+       distribution.
     2. All draws are independent, including the draws of cousins.
     3. The decision to include a node did not depend on its own token or on those of its younger siblings.
 

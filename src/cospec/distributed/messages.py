@@ -33,7 +33,7 @@ class Listening(ProtocolMessage, frozen=True):
 
 
 class Connect(ProtocolMessage, frozen=True):
-    """Tells a stage its neighbours.
+    """Names a stage's neighbours.
 
     Attributes:
         token: the secret that every connection between stages begins with.

@@ -73,7 +73,7 @@ class ShardedModel:
         raise NotImplementedError("``has_rollout`` is False")
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Note where accepted nodes move to; the header of the next window tells the stages."""
+        """Note where accepted nodes move to; the next window's header carries the moves."""
         sources, targets = accepted_moves(commits, self.pages)
         self._sources += sources
         self._targets += targets

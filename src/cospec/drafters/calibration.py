@@ -20,8 +20,7 @@ MOST = 4096.0  # guesses per bin above which old guesses are halved
 
 CalibrationSample = tuple[float, float]
 """(raw confidence, result): the result is 1 for a right guess, 0 for a wrong guess, or the token's probability where
-the
-guess was a distribution.
+the guess was a distribution.
 """
 
 

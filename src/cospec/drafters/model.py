@@ -65,7 +65,7 @@ class ModelDrafter(Drafter):
 
     Args:
         vocabulary: what its tokens are to the target's; None for the same ones.
-        calibration: what its confidences are worth; None takes them as they are.
+        calibration: corrects the drafter's confidences; None: confidences stay unchanged.
         native: whether chains may be drafted by ``Model.rollout``.
         top_k: see ``ModelDrafterOptions.draft_top_k``.
     """

@@ -39,8 +39,7 @@ class SyntheticOptions(Options):
 
     Attributes:
         acceptance: probability that a draft token is right given right tokens before: one number for all positions, or
-            a
-            number per position, whose last also holds for later positions.
+            a number per position, whose last also holds for later positions.
         seconds_per_token: of one drafting step of the whole batch.
     """
 
@@ -53,8 +52,7 @@ class _ActiveRequest:
     """A request in flight: its key, its output so far, and the seed of its mistakes.
 
     The seed includes the prompt. Benchmarks give all requests one seed; mistakes at equal positions of all requests
-    would
-    not be a random sample.
+    would not be a random sample.
     """
 
     key: Key

@@ -157,12 +157,9 @@ class DraftDispatcher:
         """Return a request for a draft after ``draft``, as if all of this chain under verification were accepted.
 
         The first token must match the target's token after ``draft``, so the draft is one token longer than the budget.
-        Each
-        step gives the draft a seed of its own: a sequence may reach the same length on another path, and no random
-        number may
-        serve twice. Under the target's random stream the seed stays, because one number draws the token of each
-        position.
-        None if the output ends too early for such a draft.
+        Each step gives the draft a seed of its own: a sequence may reach the same length on another path, and no random
+        number may serve twice. Under the target's random stream the seed stays, because one number draws the token of
+        each position. None if the output ends too early for such a draft.
         """
         sequence, base = entry.sequence, draft.base_len
         stream_kind = self.components.verifier.acceptance_method(sequence).stream_kind

@@ -44,7 +44,7 @@ class Penalties(LogitsProcessor):
         return {**state, token: state.get(token, 0) + 1}
 
     def edit(self, logits: Tensor, states: Sequence[Mapping[int, int]]) -> Tensor:
-        """Change the logits of the counted tokens; a penalty leaves all other logits as they are."""
+        """Change the logits of the counted tokens; a penalty leaves all other logits unchanged."""
         for row, counted in enumerate(states):
             tokens = torch.tensor(list(counted), dtype=torch.long, device=logits.device)
             counts = torch.tensor(list(counted.values()), dtype=logits.dtype, device=logits.device)

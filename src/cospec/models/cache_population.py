@@ -23,7 +23,7 @@ REST = 4.0  # of the time of a chunk: the thread leaves four fifths of a process
 
 
 class CachePopulation:
-    """A thread that populates the memory of caches on the CPU; contents stay as they are.
+    """A thread that populates the memory of caches on the CPU; contents stay unchanged.
 
     The thread ends with the last chunk, on ``stop``, or where the system cannot populate. A deleted cache is left out.
     """

@@ -45,7 +45,7 @@ class Hello(ProtocolMessage, frozen=True):
 
 
 class Start(ProtocolMessage, frozen=True):
-    """Tells a new process what to build: the encoded arguments of the function that its command line names."""
+    """Names what a new process builds: the encoded arguments of the function that its command line names."""
 
     arguments: tuple[msgspec.Raw, ...]
 

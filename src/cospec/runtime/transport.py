@@ -3,8 +3,8 @@
 Frame on the wire: a header (magic, number of buffers, bytes of the struct), the size of each buffer, the struct, the
 buffers. Reads never block and never take bytes of the next frame. A readable socket therefore means a message.
 
-A local child gets one end of a socket pair, which no other process can reach. The end of the stream tells that the
-process is dead: the system closes the sockets of a dead process.
+A local child gets one end of a socket pair, which no other process can reach. The end of the stream means that
+the process is dead: the system closes the sockets of a dead process.
 """
 
 from __future__ import annotations

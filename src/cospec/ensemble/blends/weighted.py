@@ -109,10 +109,9 @@ class Weighted:
     """``sum_i lambda_i p_i``. A model of weight 0 is no member, so it never runs.
 
     The distributions are mixed at temperature 1. The request's parameters then apply to the logarithm of the mixture,
-    as
-    they apply to one model's logits. At temperature 0 the mixture's most likely token is taken. At temperature 1
-    without
-    penalties or truncation, a proposal of model i is accepted with probability ``lambda_i`` or more (CoS theorem 3.2).
+    as they apply to one model's logits. At temperature 0 the mixture's most likely token is taken. At temperature 1
+    without penalties or truncation, a proposal of model i is accepted with probability ``lambda_i`` or more (CoS
+    theorem 3.2).
     """
 
     Options: ClassVar[type[BlendWeights]] = BlendWeights
@@ -154,8 +153,7 @@ class Realign:
     """``softmax(sum_i w_i l_i)``: the product of the models' distributions, each to the power of its weight.
 
     With an unaligned and an aligned model, ``lambda`` interpolates from the first to the second. A ``lambda`` above 1
-    or
-    below 0 extrapolates, so the weights only need to sum to 1.
+    or below 0 extrapolates, so the weights only need to sum to 1.
     """
 
     Options: ClassVar[type[BlendWeights]] = BlendWeights

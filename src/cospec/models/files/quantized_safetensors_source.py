@@ -18,7 +18,7 @@ from cospec.registry import WEIGHT_FORMATS
 class QuantizedSafetensorsSource(SafetensorsSource):
     """Quantized linear layers become exact blocks where blocks can hold their values, and else floats.
 
-    Layers that a checkpoint leaves unquantized, and all other tensors, are read as they are.
+    Layers that a checkpoint leaves unquantized, and all other tensors, are read unchanged.
 
     Raises:
         ModelError: the quantization is unsupported.
