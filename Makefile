@@ -1,7 +1,7 @@
 # `make serve` and `make test` do all the set-up themselves, once, and again when what is installed has changed.
 #
 #   PYTHON  the interpreter that the virtual environment is made from (3.11 or newer)
-#   TORCH   what to ask pip for; put pip's own options behind it for a build from another place
+#   TORCH   what to ask pip for; put pip's own options after it for a build from another place
 #   ARGS    what is passed on to `cospec serve`, pytest or the benchmarks
 
 PYTHON ?= python3
