@@ -1,4 +1,4 @@
-"""Steps that leave out sequences by what is past leave the distribution as it is."""
+"""Steps that leave out sequences by earlier acceptance leave the distribution unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of the draft length that grows with what was accepted leaves the distribution as it is."""
+"""A limit of the draft length that grows with the accepted tokens leaves the distribution unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts over the protocol of nodes leave the output distribution as it is, whatever the network does to messages."""
+"""Drafts over the protocol of nodes leave the output distribution unchanged, whatever the network does to messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on a CUDA device compute what they compute on the CPU, and speculation leaves greedy texts as they are."""
+"""Models on a CUDA device compute what they compute on the CPU, and speculation leaves greedy texts unchanged."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class World:
 
 
 def as_one(seen: list[tuple[StepStats, list[Commit]]]) -> tuple[StepStats, list[Commit]]:
-    """What an engine tells of rounds that it ran as one."""
+    """The statistics of steps that ran as one call."""
     first, commits = seen[0][0], [commit for _, own in seen for commit in own]
     sums = {
         name: sum(getattr(stats, name) for stats, _ in seen)

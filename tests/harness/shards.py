@@ -21,7 +21,7 @@ PAGES = 64
 
 @dataclass
 class _Products:
-    """The products of a stage's shards, sum by sum, as far as they are known."""
+    """The products of a stage's shards, sum by sum, as far as known."""
 
     totals: list[Tensor] = field(default_factory=list)
     own: list[Tensor] = field(default_factory=list)  # the first unknown product of each shard

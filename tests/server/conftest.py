@@ -106,7 +106,7 @@ def config(tokenizer_folder: Path) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def server(config: EngineConfig) -> Iterator[Running]:
-    """Shared by all tests that leave it as it was."""
+    """Shared by all tests that leave the server unchanged."""
     thread = ServerThread(config)
     yield thread.start()
     thread.stop()

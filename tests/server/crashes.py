@@ -65,7 +65,7 @@ def during(url: str, bodies: Sequence[dict[str, Any]], strike: Callable[[], None
     """The answers to ``bodies`` where ``strike`` is called once the engine has all of them.
 
     A stream has begun when its first chunk comes. Whole answers show nothing before their end, so they are sent first,
-    and the server's count of live requests tells that they were taken.
+    and the server's count of live requests shows that they were taken.
     """
     with concurrent.futures.ThreadPoolExecutor(len(bodies)) as threads, httpx.Client(base_url=url) as http:
         begun = [threading.Event() for _ in bodies]

@@ -211,7 +211,7 @@ def test_siblings_share_the_prompt() -> None:
 
 
 def test_no_request_starves() -> None:
-    """Much more work than room: everybody ends."""
+    """Much more work than room: every request ends."""
     made = scheduler(pages=8, k=3, seqs=5, tokens=9)
     overall = [sequence(chr(97 + n), 3 + n, max_tokens=9, arrival=float(n)) for n in range(9)]
     add(made, *overall)

@@ -45,9 +45,9 @@ def of_model(place: int) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked for", "the engine's own"])
-def test_a_blend_that_is_registered_anew(asked: bool) -> None:
+def test_a_blend_that_is_registered_again(asked: bool) -> None:
     """It writes the requests that begin then; one that is under way keeps the function that it began with."""
-    ensemble, params = {"method": "anew-test"}, SamplingParams(temperature=0, max_tokens=20)
+    ensemble, params = {"method": "again-test"}, SamplingParams(temperature=0, max_tokens=20)
     names = ("old", "new", "newer")
     alone = [
         tokens_of(
@@ -58,12 +58,12 @@ def test_a_blend_that_is_registered_anew(asked: bool) -> None:
         for part in (0.0, 1.0)
     ]
     assert alone[0] != alone[1]
-    register_blend("anew-test", of_model(0))
+    register_blend("again-test", of_model(0))
     engine = ensemble_engine(toys(2, 5), LAW if asked else ensemble)
     requests = [make_request(name, (0, 1), params, ensemble=ensemble if asked else None) for name in names]
     engine.add(requests[0])
     events = engine.step()
-    register_blend("anew-test", of_model(1))
+    register_blend("again-test", of_model(1))
     engine.add(requests[1])
     while engine.has_work:
         events += engine.step()

@@ -62,7 +62,7 @@ def cache_for(model: Any, page_size: int = 8) -> KVCache:
     config = model.config
     shape = LayerShape(config.num_key_value_heads, model.model.layers[0].self_attn.head_dim)
     pool = BlockPool(64, page_size)
-    assert pool.allocate("gap", 3 * page_size)  # so that page 0 belongs to somebody else
+    assert pool.allocate("gap", 3 * page_size)  # page 0 belongs to another sequence
     return KVCache([shape] * config.num_hidden_layers, pool, torch.float32, torch.device("cpu"))
 
 

@@ -32,7 +32,7 @@ class Pair:
             num_key_value_heads=2, initializer_range=0.3,
         )  # fmt: skip
         pool = BlockPool(80, PAGE)
-        assert pool.allocate("gap", 3 * PAGE)  # so that page 0 belongs to somebody else
+        assert pool.allocate("gap", 3 * PAGE)  # page 0 belongs to another sequence
         self.cache = KVCache([LayerShape(2, 8)] * 2, pool, torch.float32, torch.device("cpu"))
         self.fused = FusedLlama.from_hf(transformers.LlamaForCausalLM(config).eval(), self.cache, Fp32())
         forwards = self.fused.forwards(self.cache, MAX_LEN)

@@ -181,9 +181,9 @@ def test_masks_are_applied_to_every_row(acceptance_method: str, temperature: flo
     assert blended == reference.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
 
 
-def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
+def test_the_library_refuses_methods_without_native_code() -> None:
     class Own(Rejection):
-        """A rule of somebody else's, which must not be taken for the one it is made from."""
+        """A subclass of another package without native code."""
 
     assert [supports(ACCEPTANCE_METHODS.load(name)()) for name in KNOWN] == [None] * len(KNOWN)
     for other in (Own(), ACCEPTANCE_METHODS.load("typical")()):

@@ -49,7 +49,7 @@ class Timed:
         context, tokens = sum(s.start for s in batch.slices), sum(len(s.tokens) for s in batch.slices)
         self.points.append(id(batch))
         seconds = self.cost.seconds(context, tokens, len(batch.slices))
-        self.now += seconds * (3.0 if self.calls % 5 == 0 else 1.0)  # somebody else was given the processor
+        self.now += seconds * (3.0 if self.calls % 5 == 0 else 1.0)  # another process had the processor
         return torch.zeros(0)
 
     def free(self, ids: Sequence[str]) -> None:

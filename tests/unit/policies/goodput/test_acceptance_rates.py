@@ -1,4 +1,4 @@
-"""Rates from judgements: unbiased, drawn to everybody's, and back to the prior when nothing is seen."""
+"""Rates from judgements: unbiased, drawn to the rate of all requests, and back to the prior without observations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_not_seen_fades() -> None:
     low = rate(made, "s")
     for _ in range(1000):
         made.observe([([judged("other", 4, 4)], {})])
-    assert rate(made, "s") > low + 0.3, "towards everybody's"
+    assert rate(made, "s") > low + 0.3, "towards the rate of all requests"
     for _ in range(5000):
         made.observe([([Commit("other", 10, (1,), (), 11)], {})])
     assert made.overall == pytest.approx(0.6, abs=0.01)

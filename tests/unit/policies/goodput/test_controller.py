@@ -315,7 +315,7 @@ def test_interruptions_end_in_time_when_requests_come_and_go(kind: str) -> None:
         assert {each[3] for each in found} == {new}, "the new sequence is not part of the review"
     else:
         assert [each[3] for each in found[:-2]] == [0] * (TRIAL_STEPS - 1), (
-            "a round without drafts is one for everybody"
+            "a step without drafts has none for any request"
         )
 
 

@@ -37,7 +37,7 @@ def test_a_slower_machine_is_slower_also_for_rounds_that_are_not_run() -> None:
 
 
 def test_the_shape_is_learned_where_rounds_differ() -> None:
-    """With a factor alone the marginal token would stay half as dear as it is."""
+    """With a factor alone the marginal token keeps half of its true cost."""
     tracked = OnlineFit(ForwardLatency(2e-7, (5e-5, 1.5e-4), (4.0,), 8e-5, 1e-3))
     for _ in range(40):
         for sequences, tokens in ((1, 5), (4, 8), (4, 16), (8, 8)):
@@ -95,7 +95,7 @@ def test_a_slow_moment_does_not_bend_the_shape() -> None:
         slow, kind = (1.6, (8, 40)) if turn % 2 else (1.0, (1, 4))
         tracked.follow(rounds(TRUE.scaled(slow), *kind, 60))
     shape = off(tracked.cost, 8, 40) / off(tracked.cost, 1, 4)
-    assert shape == pytest.approx(1.0, abs=0.1), "1.6 where each kind is taken as it was"
+    assert shape == pytest.approx(1.0, abs=0.1), "1.6 where each kind keeps its measured time"
 
 
 def test_a_step_that_was_measured_stays_where_it_is() -> None:

@@ -34,7 +34,7 @@ def step(depth: int) -> StepStats:
 
 
 def test_scoring_of_known_tokens_counts_for_each_draft() -> None:
-    """Seven of eight steps draft, so a draft bears 8/7 of the mean of a step; forwards stay as they are."""
+    """Seven of eight steps draft, so a draft bears 8/7 of the mean of a step; forwards stay unchanged."""
     made, mean = learned(SCORING, known=True), SCORING / EVERY * 8 / 7
     assert made.scoring == pytest.approx(mean, rel=0.25)
     assert made.drafting(3, 3, 100, 1) == pytest.approx(made_of(3) + mean, rel=0.06)
