@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from cospec.bench.report import describe
 
 Found = Mapping[str, Any]
 NOT_RUN = "not run"
+DIGEST = re.compile(r"[0-9a-f]{16}")  # of the native library, which says nothing to a reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def machine_words(machine: Mapping[str, Any]) -> str:
     """A machine in a few words."""
     parts = [str(machine[key]) for key in ("processor", "device", "gpu") if machine.get(key)]
     parts += [f"{machine[key]} {key}" for key in ("threads", "cores") if machine.get(key)]
-    parts += [f"{key} {machine[key]}" for key in ("torch", "kernels") if machine.get(key)]
+    named = [key for key in ("torch", "kernels") if machine.get(key)]
+    parts += [f"{key} {machine[key]}" for key in named if not DIGEST.fullmatch(str(machine[key]))]
     return ", ".join(parts)
 
 

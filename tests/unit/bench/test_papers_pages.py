@@ -142,6 +142,12 @@ def test_where_curves_cross(room: Room) -> None:
     assert curves.span() == "0.93 to 2.00×"
 
 
+def test_a_digest_names_no_kernels(room: Room) -> None:
+    words = room.sources.machine_words
+    assert words({"device": "Chip", "kernels": "0123456789abcdef"}) == "Chip"
+    assert words({"device": "Chip", "kernels": "avx512_bf16"}) == "Chip, kernels avx512_bf16"
+
+
 def test_equations_as_printed_and_corrected(room: Room) -> None:
     figures, nodes = room.smartspec_figures, room.dsd_nodes
     assert figures.printed_equation_10(0.7, (3, 2, 2)) == pytest.approx(4.60, abs=0.005)
