@@ -125,6 +125,7 @@ REPORTS = {
         "median of the ratios of single turns, with the interval of that median.",
         (
             ("AVX-512 with bf16, twelve turns", "load_2-x-amd-epyc_avx512_bf16"),
+            ("AVX-512 with bf16, twelve turns, a day earlier", "load_2-x-amd-epyc_avx512_bf16_earlier"),
             ("AVX-512 with bf16, ten turns", "load"),
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),

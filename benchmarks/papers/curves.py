@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BASE = "off"
-PAYS = 1.02  # speedups below that are no gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,26 @@ class Curves:
         return f"{best} ({self.speedup(best, load):.2f}×) at {load:g}/s"
 
     def stops(self, name: str) -> str:
-        """The load from which on a length gains nothing."""
+        """The rate from which on a length is not faster; every later speedup where it is faster again."""
         loads = sorted(self.latency)
-        gains = [load for load in loads if self.speedup(name, load) >= PAYS]
-        if not gains:
-            return f"at every rate from {loads[0]:g}/s"
-        later = [load for load in loads if load > gains[-1]]
-        if not later:
+        found = {load: self.speedup(name, load) for load in loads}
+        losses = [load for load in loads if found[load] <= 1.0]
+        if not losses:
             return f"never up to {loads[-1]:g}/s"
-        worst = min(self.speedup(name, load) for load in later)
-        return f"from {later[0]:g}/s (down to {worst:.2f}×)"
+        later = [load for load in loads if load >= losses[0]]
+        if len(later) > len(losses):
+            return "no single rate: " + ", ".join(f"{found[load]:.2f}× at {load:g}/s" for load in later)
+        return f"from {later[0]:g}/s (down to {min(found[load] for load in later):.2f}×)"
+
+    def rebounds(self) -> str:
+        """The lowest speedup of each fixed length, and the highest one at a higher rate."""
+        cells = []
+        for name in self.fixed:
+            load = min(self.latency, key=lambda load: self.speedup(name, load))
+            later = [self.speedup(name, other) for other in self.latency if other > load]
+            after = f", later up to {max(later):.2f}×" if later else ", the highest rate"
+            cells.append(f"{name} {self.speedup(name, load):.2f}× at {load:g}/s{after}")
+        return "; ".join(cells)
 
     def row(self, load: float) -> str:
         """All speedups at a load."""

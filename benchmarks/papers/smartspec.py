@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
-from benchmarks.papers.sources import Found, Results, Source
+from benchmarks.papers.smartspec_rates import SIMULATED, rates, simulated_curves
+from benchmarks.papers.sources import Results, Source
 from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
 
-LOAD = Source("load_2-x-amd-epyc_avx512_bf16", "python -m benchmarks.load")
 FIDELITY = Source("fidelity", "python -m benchmarks.fidelity")
 SERVED = Source(
     "serve_zoo",
@@ -25,12 +26,13 @@ SERVED = Source(
     "--dataset-path examples/data/prose.jsonl --output-len 96 --num-prompts 150 --request-rate 2,5,10,15,20 "
     "--result-dir benchmarks/results --result-filename serve_zoo",
 )
-GRID, RATES, ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for number in (5, 11, 14, 15, 16))
+GRID, ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for number in (5, 14, 15, 16))
 ZOO = scenario("zoo")
 HEADS = Source("heads", "python -m benchmarks.heads")
-PAIRED = ("ratio", "low", "high")
-LARGE_TARGETS = (large_targets.VICUNA, figures.LARGE, large_targets.MIXTURE)
-SOURCES = (GRID, RATES, *LARGE_TARGETS, figures.LOOKUP, ORACLE, TREES, TREES_LESS, ZOO, figures.PROFILE)
+SOURCES = (
+    *(GRID, *SIMULATED.values(), large_targets.MIXTURE, figures.LOOKUP),
+    *(ORACLE, TREES, TREES_LESS, ZOO, figures.PROFILE),
+)
 
 
 def page(results: Results) -> Page:
@@ -49,81 +51,6 @@ def page(results: Results) -> Page:
         remaining("smartspec"),
     )
     return Page("smartspec", "SmartSpec", sections, results.here)
-
-
-def measured_curves(found: Found) -> Curves:
-    """From ``benchmarks.load``."""
-    return Curves(
-        {row["rate"]: {name: at["mean"] for name, at in row["latency"].items()} for row in found["rows"]}, "auto"
-    )
-
-
-def simulated_curves(found: Found) -> Curves:
-    """From a scenario whose adaptive variant is ``goodput``."""
-    runs = Runs(found)
-    return Curves({load: {name: runs.latency(name, load) for name in runs.variants} for load in runs.loads}, "goodput")
-
-
-def rates(results: Results) -> Section:
-    """Figures 1 and 11."""
-    rows = crossings(results, RATES, simulated_curves, "7B")
-    rows += crossings(results, large_targets.VICUNA, simulated_curves, "33B")
-    rows += crossings(results, figures.LARGE, simulated_curves, "70B")
-    rows += crossings(results, LOAD, measured_curves, "our models")
-    rows.append(
-        results.row(
-            "Latency of the adaptive length over the best other's, median of turns (our models)",
-            "about 1",
-            LOAD,
-            lambda found: ", ".join(
-                "{:g}/s {:.2f} ({:.2f} to {:.2f})".format(row["rate"], *(row["paired"][key] for key in PAIRED))
-                for row in found["rows"]
-            ),
-        )
-    )
-    return Section(
-        "Figures 1 and 11: mean latency by request rate, over no speculation",
-        tuple(rows),
-        "Rates are each machine's own; what carries over is the order of the curves and where they cross. The "
-        "simulated targets have assumed times of a 7B model on one A100, and of 33B and 70B models on four A100; those "
-        "of 33B are computed from sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Acceptance is "
-        "0.7, inputs and outputs have 128 tokens, as in figure 1. The measured load is prompts of three domains. The "
-        "paper's 1.2 to 3.2× is over three data sets and three sizes of targets.",
-    )
-
-
-def crossings(results: Results, source: Source, read: Callable[[Found], Curves], who: str) -> list[Row]:
-    """What a sweep of rates says."""
-    first = who == "7B"  # the paper's rates are of figure 1
-    claims: list[tuple[str, str, Callable[[Curves], str]]] = [
-        (
-            "Fastest fixed length at the lowest rate",
-            "k = 3 or 5, at 4/s" if first else "k = 3 or 5",
-            lambda c: c.fastest_fixed(min(c.latency)),
-        ),
-        ("Rate from which k = 5 gains nothing", "above 12/s" if first else "", lambda c: c.stops("k=5")),
-        ("Rate from which k = 3 gains nothing", "above 16/s" if first else "", lambda c: c.stops("k=3")),
-        (
-            "Speedup of the adaptive length at the lowest rate",
-            "1.2 to 3.2×",
-            lambda c: f"{c.speedup(c.adaptive, min(c.latency)):.2f}×",
-        ),
-        ("Speedup of the adaptive length over all rates", "not slower", Curves.span),
-        (
-            "Latency of the adaptive length over the best other's, rate chosen after the run",
-            "about 1",
-            Curves.worst_regret,
-        ),
-    ]
-    rows = [
-        results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(read(found)))
-        for what, paper, pick in claims
-    ]
-    found = results.read(source)
-    for load in sorted(read(found).latency) if found else ():
-        what = f"Speedups at {load:g}/s ({who})"
-        rows.append(results.row(what, "", source, lambda found, load=load: read(found).row(load)))
-    return rows
 
 
 def steps(results: Results) -> Section:
@@ -201,9 +128,11 @@ def model(results: Results) -> Section:
     return Section(
         "Figures 7 and 13: predicted against measured time",
         tuple(rows),
-        "The time model is fitted to forwards and drafts, and judged on others. The paper profiles its server for "
-        "its simulator; `benchmarks.fidelity` does so with the engine. The scenario `zoo` has other prompts, an "
-        "assumed acceptance and no HTTP server.",
+        "The time model is fitted to forwards and drafts, and judged on others. `benchmarks.fidelity` gives the "
+        "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times "
+        "come from runs with other requests, level and pace from the run next to it. The paper names profiled times, "
+        "data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and no HTTP "
+        "server.",
     )
 
 
@@ -225,7 +154,8 @@ def lookup(results: Results) -> Section:
         "The first target is the 7B model of figure 11. Mixtral's times on eight A100 are computed from sizes, "
         "bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Each token chooses two of eight experts at "
         "random, and a forward reads the chosen experts. Drafts cost nothing. Inputs have 768 tokens, outputs 96. The "
-        "paper's 0.3 to 0.4 is read as accepted over proposed tokens. With drafts of "
+        "paper measured an acceptance of 0.3 to 0.4 for Mistral-7B only; here Mixtral has it too. It is read as "
+        "accepted over proposed tokens. With drafts of "
         f"{figures.LOOKUP_LENGTH} the middle means an acceptance of "
         f"{figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token.",
     )
@@ -283,30 +213,29 @@ def predictors(results: Results) -> Section:
 def trees(results: Results) -> Section:
     """Figures 15 and 16."""
     rows = []
+    claims: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
+        ("latency in s", "top-2 and top-3 rise steeply, SmartSpec stays low", figures.mean_latency),
+        ("tokens of a batch", "figures 16(a), 16(b): top-2 and top-3 explode, without numbers", figures.batch_tokens),
+        ("scored tokens per sequence", "figure 16(c): SmartSpec about 4", figures.per_sequence),
+    )
     for source, alpha in ((TREES, "0.8"), (TREES_LESS, "0.6")):
         found = results.read(source)
         for load in Runs(found).loads if found else (1.0,):
-            rows.append(
+            rows += [
                 results.row(
-                    f"α {alpha}, {load:g}/s: latency in s",
-                    "top-2 and top-3 rise steeply, SmartSpec stays low" if load > 8 else "",
+                    f"α {alpha}, {load:g}/s: {what}",
+                    paper if load > 8 else "",
                     source,
-                    lambda found, load=load: figures.listed(Runs(found), load, figures.mean_latency),
+                    lambda found, load=load, pick=pick: figures.listed(Runs(found), load, pick),
                 )
-            )
-            rows.append(
-                results.row(
-                    f"α {alpha}, {load:g}/s: scored tokens per sequence",
-                    "SmartSpec about 4" if load > 8 else "",
-                    source,
-                    lambda found, load=load: figures.listed(Runs(found), load, figures.per_sequence),
-                )
-            )
+                for what, paper, pick in claims
+            ]
     return Section(
         "Figures 15 and 16: Medusa's trees by request rate",
         tuple(rows),
         "The 7B target of figure 11 has three heads whose tokens are each right with probability α. *top-2* and "
-        "*top-3* are full trees. *Scored tokens per sequence* is the mean of the last token and the draft, a step.",
+        "*top-3* are full trees. *Tokens of a batch* counts prompts too. *Scored tokens per sequence* is the mean of "
+        "the last token and the draft, a step.",
     )
 
 

@@ -140,6 +140,14 @@ def test_where_curves_cross(room: Room) -> None:
     assert curves.stops("k=3") == "from 8/s (down to 0.80×)" and curves.stops("k=1") == "never up to 8/s"
     assert curves.worst_regret() == "1.20 of k=1, at 8/s"
     assert curves.span() == "0.93 to 2.00×"
+    assert curves.rebounds() == "k=1 1.11× at 8/s, the highest rate; k=3 0.80× at 8/s, the highest rate"
+
+
+def test_a_length_that_is_faster_again_has_no_single_rate(room: Room) -> None:
+    latency = {1.0: {"off": 1.0, "k=3": 0.5}, 2.0: {"off": 1.0, "k=3": 1.25}, 4.0: {"off": 1.0, "k=3": 0.8}}
+    curves = room.curves.Curves(latency, "auto")
+    assert "0.80× at 2/s, 1.25× at 4/s" in curves.stops("k=3")
+    assert "0.80× at 2/s, later up to 1.25×" in curves.rebounds()
 
 
 def test_a_digest_names_no_kernels(room: Room) -> None:

@@ -1,0 +1,155 @@
+"""SmartSpec's figures 1 and 11: latency by request rate, simulated with large targets and measured with our models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.papers import large_targets
+from benchmarks.papers import smartspec_figures as figures
+from benchmarks.papers.common import Row, Section
+from benchmarks.papers.curves import BASE, Curves
+from benchmarks.papers.scenarios import Runs, scenario
+from benchmarks.papers.sources import Found, Results, Source
+
+RATES = scenario("smartspec-fig11")
+SIMULATED = {"7B": RATES, "33B": large_targets.VICUNA, "70B": figures.LARGE}
+MEASURED = {
+    who: Source(name, "python -m benchmarks.load")
+    for who, name in {
+        "bf16": "load_2-x-amd-epyc_avx512_bf16",
+        "bf16, a day earlier": "load_2-x-amd-epyc_avx512_bf16_earlier",
+        "bf16, two days earlier": "load",
+        "AVX-512": "load_2-x-amd-epyc_avx512",
+        "AVX2": "load_2-x-amd-epyc_avx2",
+    }.items()
+}
+LOW, HIGH, NEAR = "1.2 to 3.2×", "not slower", "about 1"
+
+
+def rates(results: Results) -> Section:
+    """Figures 1 and 11."""
+    rows = [row for who, source in SIMULATED.items() for row in crossings(results, source, who)]
+    rows += [row for who, source in MEASURED.items() for row in measured(results, source, who)]
+    return Section(
+        "Figures 1 and 11: mean latency by request rate, over no speculation",
+        tuple(rows),
+        "Rates are each machine's own; what carries over is the order of the curves and where they cross. The "
+        "simulated targets have assumed times: 7B on one A100, 33B and 70B on four. The paper has 70B on eight. Times "
+        "of 33B are computed from sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Acceptance is "
+        "0.7, inputs and outputs have 128 tokens, as in figure 1. The measured rows are of every stored run with our "
+        "models, on prompts of three domains. The paper's 1.2 to 3.2× is over three data sets and three sizes of "
+        "targets.",
+    )
+
+
+def measured_curves(found: Found) -> Curves:
+    """From ``benchmarks.load``."""
+    return Curves(
+        {row["rate"]: {name: at["mean"] for name, at in row["latency"].items()} for row in found["rows"]}, "auto"
+    )
+
+
+def simulated_curves(found: Found) -> Curves:
+    """From a scenario whose adaptive variant is ``goodput``."""
+    runs = Runs(found)
+    return Curves({load: {name: runs.latency(name, load) for name in runs.variants} for load in runs.loads}, "goodput")
+
+
+Pick = Callable[[Curves], str]
+
+
+def shared(first: bool) -> tuple[tuple[str, str, Pick], ...]:
+    """What every sweep says of fixed lengths; the paper's rates are of figure 1, whose target is ``first``."""
+    plots = "figure 11: steep falls at 32/s (c) and above 5/s (f), rebounds above 2/s (d, e)"
+    return (
+        (
+            "Fastest fixed length at the lowest rate",
+            "k = 3 or 5, at 4/s" if first else "k = 3 or 5",
+            lambda curves: curves.fastest_fixed(min(curves.latency)),
+        ),
+        ("Rate from which k = 5 is not faster", "above 12/s" if first else "", lambda curves: curves.stops("k=5")),
+        ("Rate from which k = 3 is not faster", "above 16/s" if first else "", lambda curves: curves.stops("k=3")),
+        ("Lowest speedup of each fixed length, and its rebound", plots if first else "", Curves.rebounds),
+    )
+
+
+def crossings(results: Results, source: Source, who: str) -> list[Row]:
+    """What a simulated sweep of rates says."""
+    claims: tuple[tuple[str, str, Pick], ...] = (
+        *shared(who == "7B"),
+        (
+            "Speedup of the adaptive length at the lowest rate",
+            LOW,
+            lambda curves: f"{curves.speedup(curves.adaptive, min(curves.latency)):.2f}×",
+        ),
+        ("Speedup of the adaptive length over all rates", HIGH, Curves.span),
+        (
+            "Latency of the adaptive length over the best other's, rate chosen after the run",
+            NEAR,
+            Curves.worst_regret,
+        ),
+    )
+    rows = [
+        results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(simulated_curves(found)))
+        for what, paper, pick in claims
+    ]
+    found = results.read(source)
+    for load in sorted(simulated_curves(found).latency) if found else ():
+        what = f"Speedups at {load:g}/s ({who})"
+        rows.append(results.row(what, "", source, lambda found, load=load: simulated_curves(found).row(load)))
+    return rows
+
+
+def measured(results: Results, source: Source, who: str) -> list[Row]:
+    """What a measured sweep of rates says."""
+    rows = [
+        results.row(
+            f"Speedup of the default by rate ({who})",
+            f"{LOW} at low rates, {HIGH} at high rates",
+            source,
+            lambda found: over_base(found),
+        ),
+        results.row(
+            f"Latency of the default over the best other's, median of turns ({who})",
+            NEAR,
+            source,
+            lambda found: over_best(found),
+        ),
+        results.row(f"Speedups of fixed lengths by rate ({who})", "", source, lambda found: fixed(found)),
+    ]
+    rows += [
+        results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(measured_curves(found)))
+        for what, paper, pick in shared(False)
+    ]
+    return rows
+
+
+def over_base(found: Found) -> str:
+    """Speed over no speculation at each rate, with its interval; a clear loss is named."""
+    cells = []
+    for row in found["rows"]:
+        given = row["auto_over_off"]["mean"]
+        loss = ", a loss" if given["low"] > 1 else ""
+        cells.append(
+            f"{row['rate']:g}/s {1 / given['ratio']:.2f}× ({1 / given['high']:.2f} to {1 / given['low']:.2f}{loss})"
+        )
+    return ", ".join(cells)
+
+
+def over_best(found: Found) -> str:
+    """Latency over the best other way's at each rate, with its interval; a clear loss is named."""
+    cells = []
+    for row in found["rows"]:
+        loss = ", a loss" if row["paired"]["low"] > 1 else ""
+        cells.append("{:g}/s {ratio:.2f} ({low:.2f} to {high:.2f}{})".format(row["rate"], loss, **row["paired"]))
+    return ", ".join(cells)
+
+
+def fixed(found: Found, rates: int | None = None) -> str:
+    """Speedups of the fixed lengths, at the ``rates`` lowest rates."""
+    curves = measured_curves(found)
+    return "; ".join(
+        f"{load:g}/s " + ", ".join(f"{name} {curves.speedup(name, load):.2f}×" for name in curves.fixed)
+        for load in sorted(curves.latency)[:rates]
+        if BASE in curves.latency[load]
+    )
