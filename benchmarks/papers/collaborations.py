@@ -41,15 +41,49 @@ class Collaborations:
         cells = [f"{row['domain']} {interval(row['over_standard'][method])}" for row in self.rows(temperature, batch)]
         return ", ".join(cells)
 
+    def over(self, method: str, other: str, temperature: float) -> str:
+        """Speed of a method over another on each domain, one request at a time.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
+        cells = []
+        for row in self.rows(temperature, 1):
+            own, base = (row["over_standard"][name][0] for name in (method, other))
+            cells.append(f"{row['domain']} {own / base:.2f}×")
+        return ", ".join(cells)
+
     def theory(self, kind: str, theorem: str, temperature: float, models: int) -> str:
-        """The measured speed of each domain; the theorem of two models and the counted calls with measured α and c."""
+        """The measured speed of each domain; the theorem of two models and the counted calls with measured α and c.
+
+        Theorem 3.6 is about models that alternate; where the engine chose one proposer, it is left out.
+        """
         cells = []
         for row in (row for row in self.rows(temperature, 1) if "theory" in row):
             said = row["theory"]
-            printed = f"theorem {said[theorem]:.2f}×, " if models == 2 else ""
+            applies = models == 2 and (kind == "naive" or said["form"] == kind)
+            printed = f"theorem {said[theorem]:.2f}×, " if applies else ""
             process, measured = said[f"{kind} process"], said[f"{kind} measured"]
             cells.append(f"{row['domain']} {measured:.2f}× ({printed}process {process:.2f}×)")
         return ", ".join(cells)
+
+    def acceptance(self, temperature: float) -> str:
+        """The acceptance rate of the proposals of each model that proposed, one request at a time."""
+        cells = []
+        for row in (row for row in self.rows(temperature, 1) if "theory" in row):
+            pairs = zip(row["theory"]["alpha"], row["theory"]["gammas"], strict=True)
+            cells.append(f"{row['domain']} {', '.join(f'{alpha:.2f}' if gamma else 'none' for alpha, gamma in pairs)}")
+        return "; ".join(cells)
+
+    def alternates(self, temperature: float) -> bool:
+        """Whether the engine chose to alternate on every domain, one request at a time."""
+        return all(row["theory"]["form"] == "alternate" for row in self.rows(temperature, 1) if "theory" in row)
+
+    def chosen(self, temperature: float, batch: int) -> str:
+        """What the engine chose to propose by default, over all domains; empty where it is not stored."""
+        rows = [row["theory"] for row in self.rows(temperature, batch) if "theory" in row]
+        ways = dict.fromkeys(proposals(each) for each in rows)
+        return f"the engine chose {' or '.join(ways)}" if ways else ""
 
     def calls(self, method: str, temperature: float) -> str:
         """Calls of all models for a committed token."""
@@ -69,6 +103,14 @@ class Collaborations:
         """
         points = self.found["sweeps"][self.setting][value]
         return ", ".join(f"{point}: {interval(speed)}" for point, speed in points.items())
+
+
+def proposals(theory: Found) -> str:
+    """Who proposes how many tokens."""
+    gammas = theory["gammas"]
+    if theory["form"] == "naive":
+        return f"one proposer of {gammas[theory['proposer']]} tokens, so nothing alternates"
+    return f"to alternate, lengths {', '.join(map(str, gammas))}" if theory["form"] == "alternate" else "no proposals"
 
 
 def quality(found: Found, models: str, option: str, domain: str) -> str:

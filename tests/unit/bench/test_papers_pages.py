@@ -150,6 +150,22 @@ def test_a_length_that_is_faster_again_has_no_single_rate(room: Room) -> None:
     assert "0.80× at 2/s, later up to 1.25×" in curves.rebounds()
 
 
+def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None:
+    theory: dict[str, Any] = {"theorem 3.1": 1.5, "theorem 3.6": 1.9, "naive process": 2.0, "alternate process": 2.5}
+    theory |= {"naive measured": 1.6, "alternate measured": 1.8, "gammas": [0, 5], "proposer": 1}
+
+    def found(form: str) -> Any:
+        row = {"batch": 1, "temperature": 1.0, "domain": "code", "theory": {**theory, "form": form}}
+        return room.collaborations.Collaborations({"settings": {"two": [row]}}, "two")
+
+    alternates, naive = found("alternate"), found("naive")
+    assert "1.90×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2)
+    assert "1.90×" not in naive.theory("alternate", "theorem 3.6", 1.0, 2)
+    assert "1.50×" in naive.theory("naive", "theorem 3.1", 1.0, 2)
+    assert naive.chosen(1.0, 1) != alternates.chosen(1.0, 1)
+    assert alternates.alternates(1.0) and not naive.alternates(1.0)
+
+
 def test_a_digest_names_no_kernels(room: Room) -> None:
     words = room.sources.machine_words
     assert words({"device": "Chip", "kernels": "0123456789abcdef"}) == "Chip"
@@ -170,7 +186,7 @@ def test_equations_as_printed_and_corrected(room: Room) -> None:
 
 def test_figures_compared_with_a_formula_are_drawn(room: Room) -> None:
     """What an equation gives is compared with draws, not with the equation again."""
-    assert room.cos.least_acceptance(0.3, draws=2000) == pytest.approx(0.3, abs=0.005)
+    assert room.cos_theory.least_acceptance(0.3, draws=2000) == pytest.approx(0.3, abs=0.005)
     chance = np.random.default_rng(1)
     words = room.smartspec_figures.drawn_rates(chance, 0.7, 5, draws=20_000)
     assert [float(number) for number in re.findall(r"\d\.\d+", words)] == pytest.approx([0.39, 0.70], abs=0.02)

@@ -1,0 +1,91 @@
+"""CoS's theorems, compared with the exact count of calls and with measured speeds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
+from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations
+from benchmarks.papers.common import Section
+from benchmarks.papers.cos_settings import SETTINGS
+from benchmarks.papers.sources import Results
+from cospec.ensemble.speedup_model import ProposalProcess
+
+EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B with 8B
+
+
+def theorems(results: Results) -> Section:
+    """Theorems 3.1, 3.2 and 3.6, compared with the exact count of calls."""
+    rows = []
+    for c, gammas in ((EQUAL, (1, 2)), (SMALL, (1, 5))):
+        for gamma in gammas:
+            for alpha in (0.5, 0.7, 0.9):
+                where = f"α = {alpha}, γ = {gamma}, c = {c:g}"
+                naive = ProposalProcess((alpha, alpha), (gamma, 1), alternate=False).factor((c, 1.0))
+                turns = ProposalProcess((alpha, alpha), (gamma, 1)).factor((c, 1.0))
+                rows += [
+                    results.computed(
+                        f"Naive, {where}",
+                        f"{naive_factor(alpha, gamma, c):.3f}× (theorem 3.1)",
+                        f"{naive:.3f}×",
+                        "check of the count",
+                    ),
+                    results.computed(
+                        f"Alternate, {where}",
+                        f"{alternate_factor(alpha, gamma, c):.3f}× (theorem 3.6)",
+                        f"{turns:.3f}×",
+                    ),
+                ]
+    rows.append(
+        results.computed(
+            "Least acceptance of a proposer of weight 0.5 in a weighted ensemble",
+            f"{acceptance_bound((0.5, 0.5), 0):g} (theorem 3.2)",
+            f"{least_acceptance(0.5):.3f} (least of 20,000 drawn pairs of distributions)",
+        )
+    )
+    return Section(
+        "Theorems 3.1 and 3.6: expected speed over standard collaborative decoding",
+        tuple(rows),
+        "The paper's column holds the printed equations, computed; γ_p is 1. Ours counts the calls of all steps as a "
+        "Markov chain. Theorem 3.1 and the count have the same assumptions, so these rows check "
+        "the count. Theorem 3.6 is about one cycle, in which the cheap model proposes. In other cycles the expensive "
+        "model proposes; these cycles make the difference.",
+    )
+
+
+def least_acceptance(weight: float, draws: int = 20_000) -> float:
+    """The least probability that ``weight * q + (1 - weight) * p`` accepts a proposal of ``q``, over drawn pairs.
+
+    Pairs are from nearly uniform to nearly disjoint.
+    """
+    chance = np.random.default_rng(0)
+    sharpness = chance.uniform(0, 40, (draws, 1))
+    logits = sharpness * chance.standard_normal((2, draws, 5))
+    q, p = np.exp(logits - logits.max(-1, keepdims=True))
+    q, p = q / q.sum(-1, keepdims=True), p / p.sum(-1, keepdims=True)
+    return float(np.minimum(q, weight * q + (1 - weight) * p).sum(-1).min())
+
+
+def predictions(results: Results) -> Section:
+    """Theorems 3.1 and 3.6 with the acceptance and the cost that were measured."""
+    rows = [
+        results.row(
+            f"{kind}, {setting.name}, T = {temperature:g}",
+            "",
+            COLLABORATIVE,
+            lambda found, s=setting, k=kind, w=theorem, t=temperature: Collaborations(found, s.name).theory(
+                k, w, t, s.models
+            ),
+        )
+        for setting in SETTINGS
+        for kind, theorem in (("naive", "theorem 3.1"), ("alternate", "theorem 3.6"))
+        for temperature in setting.temperatures
+    ]
+    return Section(
+        "Theorems 3.1 and 3.6 with our acceptance and cost",
+        tuple(rows),
+        "The speed is over standard decoding, as measured above. *Theorem* and *process* are computed from the "
+        "measured acceptance and cost: theorem 3.1 for `naive` and theorem 3.6 for `alternate`, and the count of "
+        "calls. Theorem 3.6 gets the scorer's own α, where the paper has one α. The theorems are about two models. "
+        "Theorem 3.6 is left out where the engine chose one proposer.",
+    )
