@@ -144,6 +144,11 @@ def row_of(found: Found, drafter: str, temperature: float) -> Found:
 
 
 def accepted(found: Found, domain: str, temperature: float, length: int) -> str:
+    """Accepted over drafted tokens of the generic drafter at one length, with the interval."""
+    return INTERVAL.format_map(share(found, domain, temperature, length))
+
+
+def share(found: Found, domain: str, temperature: float, length: int) -> Found:
     """Accepted over drafted tokens of the generic drafter at one length.
 
     Raises:
@@ -152,7 +157,7 @@ def accepted(found: Found, domain: str, temperature: float, length: int) -> str:
     wanted = "generic", domain, temperature, length
     for row in found["lengths"]:
         if (row["drafter"], row["domain"], row["temperature"], row["length"]) == wanted:
-            return INTERVAL.format_map(row["accepted_over_drafted"])
+            return dict(row["accepted_over_drafted"])
     raise KeyError(length)
 
 

@@ -36,11 +36,11 @@ def parts(results: Results) -> Section:
         "Throughput with 8, 32 and 128 requests at a time. Drafts are recorded: what the zoo's four drafters "
         "proposed at 3,072 positions of held-out prompts, with the engine's routing `hedge` and its combiners. "
         "Times are those of a 70B target on four GPUs and of drafters with 4 ms per token. `vote` has lengths by "
-        "goodput, `union` and `fuse` are four tokens deep and eight in all. In sequence four drafters cost more "
-        "than their agreement brings. In parallel, on nodes, the pool is a little faster than one drafter at low "
-        "load. In processes unused drafters score known tokens, so the best drafter of a request is known earlier. "
-        "Pipelining halves the target's batch. A target whose time is mostly reading weights loses more by that "
-        "than the overlap brings.",
+        "goodput, `union` and `fuse` are at most four tokens deep and eight in all. Acceptance length and drafted "
+        "tokens are those of 8 requests. In sequence four drafters cost more than their agreement brings. In parallel, "
+        "on nodes, the pool is a little faster than one drafter at low load. In processes unused drafters score known "
+        "tokens, so the best drafter of a request is known earlier. Pipelining halves the target's batch. A target "
+        "whose time is mostly reading weights loses more by that than the overlap brings.",
     )
 
 
@@ -51,4 +51,5 @@ def compared(runs: Runs, name: str) -> str:
         speed = runs.throughput(name, load)
         own, one = speed / runs.throughput(OFF, load), speed / runs.throughput(ONE, load)
         cells.append(f"{load:g}: {own:.2f}× off, {one:.2f}× auto")
-    return f"{'; '.join(cells)}; acceptance length {runs.at(name, runs.loads[0])['mean_acceptance_length']:.2f}"
+    first = runs.at(name, runs.loads[0])
+    return f"{'; '.join(cells)}; acceptance length {first['mean_acceptance_length']:.2f}, {first['mean_k']:.1f} drafted"
