@@ -106,8 +106,6 @@ REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
     "minions": (
         ("Figures 3 to 7: pipeline, voting, the pool of results", "", ILLUSTRATION),
         ("Table 1: notation", "", "The table lists symbols."),
-        ("Figure 8: latency of serving systems", "Llama2-70B: 2.7 to 3.1× vLLM on average", NO_GPU),
-        ("Figure 9: throughput of serving systems", "Llama2-70B: 2.69 to 3.02× vLLM on average", NO_GPU),
     ),
 }
 

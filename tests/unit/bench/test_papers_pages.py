@@ -83,7 +83,7 @@ POOL: dict[str, Any] = {
             "own_share": 0.0125,
         }
         for workload in ("code", "math", "prose", "mixed")
-        for name, length in (("generic", 2.0), ("code", 1.5), ("vote hedge", 3.0), ("union hedge", 2.5))
+        for name, length in (("generic", 2.0), ("code", 1.5), ("vote all", 3.0), ("union hedge", 2.5))
     ],
 }
 
