@@ -30,13 +30,17 @@ def in_domain(found: Found, domain: str) -> str:
     return f"{ratio:.2f}× (acceptance length {length:.2f})"
 
 
-def fastest_relaxed(found: Found, speed: str = "speed") -> Found:
+def fastest_relaxed(found: Found, speed: str = "speed", lossless: bool = False) -> Found:
     """The fastest of the bounds whose distribution differs from the target's; bound 0 is the reference.
+
+    Args:
+        lossless: only of bounds whose loss on reference answers has an interval that reaches zero.
 
     Raises:
         LookupError: no bound relaxes.
     """
     rows = [row for row in found["rows"] if row["max_divergence"] > 0 and row["divergence"] > 0]
+    rows = [row for row in rows if not lossless or row["loss"]["low"] <= 0]
     if not rows:
         raise LookupError("bounds")
     return dict(max(rows, key=lambda row: float(row[speed]["ratio"])))

@@ -131,12 +131,16 @@ def distribution(results: Results) -> Section:
                     lambda found, bound=bound, pick=pick: pick(of_bound(found, bound)),
                 )
             )
-    rows.append(
+    rows += [
         results.row(
-            "Largest speed over exact verification, of the bounds that relax", "15 to 20% (section 4)", LAW, best_gain
+            f"Largest speed over {words}, {loss}",
+            PROMISED,
+            LAW,
+            lambda found, speed=speed, lossless=lossless: best_gain(found, speed, lossless),
         )
-    )
-    rows.append(results.row("Largest speed over one target with a drafter", "", LAW, best_gain_over_ordinary))
+        for words, speed in BASELINES.items()
+        for loss, lossless in (("no clear loss", True), ("any loss", False))
+    ]
     return Section(
         "Adaptive verification: speed and quality against the bound",
         tuple(rows),
@@ -144,7 +148,9 @@ def distribution(results: Results) -> Section:
         "variation replaces τ. Key tokens are looked for in the whole vocabulary, their conditions come from "
         "`cospec calibrate`'s fit on other answers. A rejected token is drawn from the residual of the relaxed "
         "distribution, so that bound 0 is exact. All systems take turns at each prompt; intervals are over texts. The "
-        "ordinary path is one target with a drafter of 4 tokens. Conditions whose loss is above the tolerance at a "
+        "ordinary path is one target with a drafter of 4 tokens. *No clear loss*: the interval of the loss reaches 0. "
+        "The paper's 15 to 20% are over nonadaptive speculation and preserve quality; its table 1 has 2.56 over 2.46×, "
+        "1.04× computed, with r = 0.90. Conditions whose loss is above the tolerance at a "
         "bound are fitted at a smaller one, so a larger bound relaxes no less.",
     )
 
@@ -155,6 +161,11 @@ def _interval(row: Found, form: str) -> str:
 
 
 REFERENCE = "speed over exact verification"  # bound 0 is this reference
+PROMISED = "up to 1.15 to 1.20× (abstract)"
+BASELINES = {
+    "exact verification on the same path": "speed",
+    "one target with a drafter": "speed_over_one_target",
+}
 FIGURES: dict[str, Callable[[Found], str]] = {
     "bound of the fit": lambda row: f"{row['options']['max_divergence']:g}",
     "mean acceptance length": lambda row: f"{row['acceptance_length']:.2f}",
@@ -229,14 +240,11 @@ def of_bound(found: Found, bound: float) -> Found:
     raise KeyError(bound)
 
 
-def best_gain(found: Found, speed: str = "speed") -> str:
+def best_gain(found: Found, speed: str, lossless: bool) -> str:
     """The bound with the largest gain in speed, and what the gain costs."""
-    best = fastest_relaxed(found, speed)
+    best = fastest_relaxed(found, speed, lossless)
     cost = f"loss {best['loss']['mean']:.4f} nats per token, divergence {best['divergence']:.4f}"
     return f"{_interval(best[speed], '{:.2f}×')} at bound {best['max_divergence']:g}, {cost}"
-
-
-best_gain_over_ordinary = partial(best_gain, speed="speed_over_one_target")
 
 
 if __name__ == "__main__":

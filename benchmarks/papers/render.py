@@ -25,7 +25,8 @@ The column *how* names the origin of a figure:
 
 The number in brackets leads to the command, the machine and the date below the table. The paper's column has the
 paper's figure or its claim in words. A value with an equation or a theorem in brackets is computed from the paper's
-formula. An empty cell: the paper has no such figure. Intervals in brackets are 95%.
+formula, a value with *computed* from its tables. An empty cell: the paper has no such figure. Intervals in brackets are
+95%.
 
 """
 
