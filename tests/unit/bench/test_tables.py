@@ -82,15 +82,20 @@ def test_the_commands_that_measure_are_commands(tables: ModuleType) -> None:
 def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
     """An interval with 1 decides first, then the paper's range; a missing figure shows nothing."""
     claims = importlib.import_module("benchmarks.claims")
-    assert claims.verdict((1.4, 1.2, 1.6), 1.3) == "as the paper"
-    assert claims.verdict((1.2, 1.1, 1.3), 1.3) == "a gain, smaller than the paper's"
-    assert claims.verdict((1.2, 0.9, 1.4), 1.3) == claims.verdict((0.9, 0.7, 1.2), 1.3) == "no clear difference"
-    assert claims.verdict((1.4, 0.9, 1.9), 1.3) == claims.verdict((0.96,), 1.3) == "no clear difference"
-    assert claims.verdict((0.8, 0.7, 0.9), 1.3) == claims.verdict((0.8,), 1.3) == "a loss here"
+    assert claims.verdict((1.4, 1.2, 1.6), 1.3) == claims.REACHED
+    assert claims.verdict((1.2, 1.1, 1.3), 1.3) == claims.SMALLER
+    assert claims.verdict((1.2, 0.9, 1.4), 1.3) == claims.verdict((0.9, 0.7, 1.2), 1.3) == claims.UNCLEAR
+    assert claims.verdict((1.4, 0.9, 1.9), 1.3) == claims.verdict((0.96,), 1.3) == claims.UNCLEAR
+    assert claims.verdict((0.8, 0.7, 0.9), 1.3) == claims.verdict((0.8,), 1.3) == claims.LOSS
 
     def missing() -> Sequence[float]:
         raise LookupError
 
-    assert claims.Claim("P", "c", (1.2, 1.5), "measured", missing).cells()[-2:] == ("not run", "not shown")
-    apart = claims.Claim("P", "c", (1.0, 1.5), "emulated", lambda: (1.4, 1.2, 1.6), spread=True, comparable=False)
-    assert apart.cells()[2:] == ("up to 1.5×", "1.40× (least 1.20, most 1.60)", "emulated", "not comparable")
+    def gain() -> Sequence[float]:
+        return 1.4, 1.2, 1.6
+
+    assert claims.Claim("P", "c", (1.2, 1.5), "measured", missing).cells()[3] == ""
+    apart = claims.Claim("P", "c", (1.5, 1.5), "emulated", gain, spread=True, up_to=True, comparable=False).cells()
+    assert apart[2] == "up to 1.5×" and apart[-1] not in (claims.REACHED, claims.SMALLER)
+    dear = claims.Claim("P", "c", (1.2, 1.5), "measured", gain, price="a price").cells()
+    assert dear[2] == "1.20 to 1.50×" and "a price" in dear[-1]
