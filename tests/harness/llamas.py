@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
@@ -47,6 +48,13 @@ def write_pair(target: Path, drafter: Path, *, layers: int = 3) -> None:
     for parameter in model.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator) * 0.02
     model.save_pretrained(drafter)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Words t0 to t63; any other is t0."""
+    words = Tokenizer(models.WordLevel({f"t{n}": n for n in range(VOCAB)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
 def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:

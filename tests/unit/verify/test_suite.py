@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cospec import LLM, register_blend, register_drafter
 from cospec.acceptance.recursive import Recursive
@@ -33,7 +31,7 @@ from cospec.verify.enumerated_draws import total_variation
 from cospec.verify.identity import Pair, compare, greedy_checks
 from cospec.verify.reference import tolerance_of
 from cospec.verify.suite import CHECK_GROUPS, context_of_llm
-from harness.llamas import write_pair
+from harness.llamas import write_pair, write_tokenizer
 from harness.toys import verifier_of
 
 GROUP_NAMES = ("enumeration", "greedy", "chisquare", "invariance")
@@ -47,13 +45,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Words t0 to t63; any other is t0."""
-    words = Tokenizer(models.WordLevel({f"t{n}": n for n in range(64)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,206 @@
+"""``cospec verify --plugin``: the checks pass for right plug-ins of a user, and fail for wrong ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS
+from cospec.sampling_params import SamplingParams
+from cospec.verify.chisquare import TOP_K
+from cospec.verify.context import QUICK
+from harness.llamas import distribution_of, write_tokenizer
+
+Command = Callable[..., Result]
+Checks = dict[str, dict[str, Any]]
+Verify = Callable[..., Checks]
+
+MODULE = "plugins_of_a_user"
+PLUGINS = """
+from dataclasses import replace
+
+import torch
+
+import cospec
+from cospec.acceptance.rejection import Rejection
+from cospec.core.rng import StreamKind
+from cospec.core.types import VerifyResult
+from cospec.plugin_options import Options
+from cospec.verify.controls import EvenDrafter, NoResidual
+
+
+class Right(Rejection):
+    name = "right"
+
+
+class Wrong(NoResidual):
+    name = "wrong"
+
+
+class KeepsAll(Rejection):
+    name = "keeps-all"
+    stream_kind = StreamKind.TARGET
+
+    def verify(self, draft, target, draws):
+        n = len(draft)
+        return VerifyResult(tuple(range(n)), target.draw(n, draft.base_len + n, draws), True)
+
+
+class GuessOptions(Options):
+    tokens: list[int]
+
+
+class Guess(EvenDrafter):
+    Options = GuessOptions
+
+    @classmethod
+    def build(cls, options, host):
+        made = cls(options.tokens, host.target.vocab_size)
+        made.first = options.tokens[:1]
+        return made
+
+
+class Liar(Guess):
+    # always drafts the first token, and claims to have drawn the token
+    def propose(self, contexts, budgets):
+        return [replace(draft, tokens=(*self.first * len(draft),)) for draft in super().propose(contexts, budgets)]
+
+
+def mean(logits):
+    return torch.stack([torch.log_softmax(rows.double(), -1) for rows in logits]).mean(0)
+
+
+def mixed(logits):
+    # rows depend on each other, which no blend may do
+    return mean(logits) - mean(logits).mean(0) / 2
+
+
+for method in (Right, Wrong, KeepsAll):
+    cospec.register_acceptance_method(method.name, method)
+for name, drafter in (("guess", Guess), ("liar", Liar)):
+    cospec.register_drafter(name, drafter)
+for blend in (mean, mixed):
+    cospec.register_blend(blend.__name__, blend)
+"""
+NAMES = (
+    (ACCEPTANCE_METHODS, ("right", "wrong", "keeps-all")),
+    (DRAFTERS, ("guess", "liar")),
+    (BLENDS, ("mean", "mixed")),
+)
+ENGINES_DRAFTER, EVEN_DRAFTER = "the engine's drafter", "an even drafter"
+
+
+@pytest.fixture(autouse=True)
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module that only the command imports, and less effort."""
+    (tmp_path / f"{MODULE}.py").write_text(PLUGINS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("cospec.verify.suite.QUICK", replace(QUICK, prompts=2, tokens=12, length=2))
+    yield
+    sys.modules.pop(MODULE, None)
+    for table, names in NAMES:
+        for name in names:
+            table.unregister(name)
+
+
+@pytest.fixture(scope="module")
+def spelled(folders: tuple[Path, Path]) -> tuple[Path, Path]:
+    """Folders of a target and of its drafter, with tokenizers."""
+    for folder in folders:
+        write_tokenizer(folder)
+    return folders
+
+
+@pytest.fixture
+def verify(cospec_command: Command, tmp_path: Path) -> Verify:
+    """The checks of a command by group and name; the exit status says whether all passed."""
+
+    def call(*arguments: object) -> Checks:
+        to = tmp_path / "checks.json"
+        result = cospec_command("verify", *arguments, "--quick", "--threads", 1, "--plugin", MODULE, "--json", to)
+        checks: Checks = {f"{one['check_group']}, {one['name']}": one for one in json.loads(to.read_text())["checks"]}
+        assert result.exit_code == (1 if failed(checks) else 0), result.output
+        return checks
+
+    return call
+
+
+def failed(checks: Checks) -> set[str]:
+    return {name for name, check in checks.items() if not check["passed"]}
+
+
+def sampled(acceptance_method: str, drafter: str) -> str:
+    return f"chi-square, acceptance method {acceptance_method}, {drafter}"
+
+
+def drafts_are_judged(check: dict[str, Any]) -> bool:
+    """Whether the sample says something about the drafts: some are accepted, and some are not."""
+    counts = re.match(r"(\d+) of (\d+) draft tokens were accepted", check["notes"][0])
+    return counts is not None and 0 < int(counts[1]) < int(counts[2])
+
+
+def with_method(drafter: Path, name: str) -> tuple[str, str]:
+    config = {"method": "draft_model", "model": str(drafter), "acceptance_method": name}
+    return "--speculative-config", json.dumps(config)
+
+
+def with_drafter(target: Path, name: str) -> tuple[str, str]:
+    """A drafter that draws from the likeliest second tokens of the sampled outputs."""
+    likely = Counter[int]()
+    params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=2)
+    for tokens, mass in distribution_of(target, params, (0, 0, 0), 2).items():  # each of three words is t0
+        assert isinstance(tokens, tuple)
+        likely[tokens[1]] += round(mass * 1e9)
+    config = {"method": name, "tokens": [token for token, _ in likely.most_common(4)]}
+    return "--speculative-config", json.dumps(config)
+
+
+def with_blend(name: str) -> tuple[str, ...]:
+    return "--ensemble", json.dumps({"method": name}), "--collaboration", json.dumps({"gamma": 2})
+
+
+def test_a_right_acceptance_method_of_a_plugin_passes(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_method(spelled[1], "right"))
+    assert failed(checks) == set()
+    assert all(drafts_are_judged(checks[sampled("right", one)]) for one in (ENGINES_DRAFTER, EVEN_DRAFTER))
+
+
+@pytest.mark.parametrize(("name", "drafter"), [("wrong", EVEN_DRAFTER), ("keeps-all", ENGINES_DRAFTER)])
+def test_a_wrong_acceptance_method_of_a_plugin_fails(
+    verify: Verify, spelled: tuple[Path, Path], name: str, drafter: str
+) -> None:
+    found = failed(verify(spelled[0], *with_method(spelled[1], name)))
+    assert {f"enumeration, acceptance method {name}, chosen drafts", sampled(name, drafter)} <= found
+    assert not any("control" in each or "invariance" in each for each in found), "another method runs there"
+
+
+def test_a_right_drafter_of_a_plugin_passes(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_drafter(spelled[0], "guess"))
+    assert failed(checks) == set()
+    assert all(drafts_are_judged(checks[sampled(method, ENGINES_DRAFTER)]) for method in ("match", "block"))
+
+
+def test_a_wrong_drafter_of_a_plugin_fails(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_drafter(spelled[0], "liar"))
+    assert failed(checks) == {sampled("block", ENGINES_DRAFTER)}
+
+
+def test_a_right_blend_of_a_plugin_passes(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(*spelled, *with_blend("mean"))
+    assert failed(checks) == set()
+    assert all(drafts_are_judged(checks[sampled(method, ENGINES_DRAFTER)]) for method in ("match", "block"))
+
+
+def test_a_wrong_blend_of_a_plugin_fails(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    found = failed(verify(*spelled, *with_blend("mixed")))
+    assert "enumeration, acceptance method block, chosen drafts" in found
+    assert {sampled("match", ENGINES_DRAFTER), sampled("block", ENGINES_DRAFTER)} <= found
