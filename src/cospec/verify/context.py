@@ -115,11 +115,15 @@ def _named(models: Sequence[Model]) -> LoadedModels:
     return LoadedModels(tuple(models), tuple(f"model {place}" for place in range(len(models))))
 
 
+class RequestFailed(RuntimeError):
+    """A request of a check ended with an error, for example because the user's plug-in raised."""
+
+
 def run(engine: Engine, requests: Iterable[Request]) -> dict[str, TokenIds]:
     """Run all requests to the end; return the tokens of each request.
 
     Raises:
-        RuntimeError: a request ended with an error.
+        RequestFailed: a request ended with an error. The others are aborted, since later checks use the same engine.
     """
     found: dict[str, TokenIds] = {}
     for request in requests:
@@ -128,7 +132,8 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, TokenIds]:
     while engine.has_work:
         for event in engine.step():
             if event.error is not None:
-                raise RuntimeError(f"request {event.id} ended with: {event.error}")
+                engine.abort(found)
+                raise RequestFailed(f"request {event.id} ended with: {event.error}")
             found[event.id] += event.tokens
     engine.check_integrity()
     return found

@@ -31,7 +31,7 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
-from cospec.verify.context import Check, CheckContext, Target, bare_engine
+from cospec.verify.context import Check, CheckContext, RequestFailed, Target, bare_engine
 from cospec.verify.controls import NoResidual
 from cospec.verify.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, total_variation
 
@@ -159,7 +159,11 @@ class ChosenDrafter(Drafter):
 
 
 def _enumerate(engine: Engine, traces: BranchTraces, length: int) -> OutputDistribution:
-    """Return the fixed token after the prompt, and the distribution of the ``length`` tokens after it."""
+    """Return the fixed token after the prompt, and the distribution of the ``length`` tokens after it.
+
+    Raises:
+        RequestFailed: a request ended with an error.
+    """
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=length + 2 * DEPTH + 3)
     outputs: dict[str, tuple[int, ...]] = {}
     waiting: list[tuple[int, ...]] = [()]
@@ -170,6 +174,8 @@ def _enumerate(engine: Engine, traces: BranchTraces, length: int) -> OutputDistr
             traces[id], outputs[id] = BranchTrace(waiting.pop()), ()
             engine.add(Request(id, PROMPT, params, 0, parent=id, speculation=Speculation(acceptance_method="block")))
         for event in engine.step():
+            if event.error is not None:
+                raise RequestFailed(f"a request of the enumeration ended with: {event.error}")
             outputs[event.id] += event.tokens
             if len(outputs[event.id]) > length:
                 engine.abort([event.id])

@@ -12,7 +12,7 @@ from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.verify import chisquare, enumeration
-from cospec.verify.context import FULL, QUICK, Check, CheckContext
+from cospec.verify.context import FULL, QUICK, Check, CheckContext, RequestFailed
 from cospec.verify.identity import greedy_checks, invariance_checks
 from cospec.verify.reference import Reference, tolerance_of
 
@@ -35,9 +35,12 @@ TEXTS = (
 
 
 def run_checks(context: CheckContext) -> Iterator[Check]:
-    """Yield every check of every group when finished."""
+    """Yield every check of every group when finished. A request that fails ends its group with a failed check."""
     for checks in CHECK_GROUPS:
-        yield from checks(context)
+        try:
+            yield from checks(context)
+        except RequestFailed as failure:
+            yield Check("requests", "no request fails", "a request failed", "none", False, (str(failure),))
 
 
 def context_of_llm(

@@ -55,6 +55,13 @@ class KeepsAll(Rejection):
         return VerifyResult(tuple(range(n)), target.draw(n, draft.base_len + n, draws), True)
 
 
+class Raises(Rejection):
+    name = "raises"
+
+    def verify(self, draft, target, draws):
+        raise IndexError("there is no such row")
+
+
 class GuessOptions(Options):
     tokens: list[int]
 
@@ -84,18 +91,23 @@ def mixed(logits):
     return mean(logits) - mean(logits).mean(0) / 2
 
 
-for method in (Right, Wrong, KeepsAll):
+def raising(logits):
+    raise IndexError("there is no such row")
+
+
+for method in (Right, Wrong, KeepsAll, Raises):
     cospec.register_acceptance_method(method.name, method)
 for name, drafter in (("guess", Guess), ("liar", Liar)):
     cospec.register_drafter(name, drafter)
-for blend in (mean, mixed):
+for blend in (mean, mixed, raising):
     cospec.register_blend(blend.__name__, blend)
 """
 NAMES = (
-    (ACCEPTANCE_METHODS, ("right", "wrong", "keeps-all")),
+    (ACCEPTANCE_METHODS, ("right", "wrong", "keeps-all", "raises")),
     (DRAFTERS, ("guess", "liar")),
-    (BLENDS, ("mean", "mixed")),
+    (BLENDS, ("mean", "mixed", "raising")),
 )
+FAILED = "requests, no request fails"
 ENGINES_DRAFTER, EVEN_DRAFTER = "the engine's drafter", "an even drafter"
 
 
@@ -204,3 +216,17 @@ def test_a_wrong_blend_of_a_plugin_fails(verify: Verify, spelled: tuple[Path, Pa
     found = failed(verify(*spelled, *with_blend("mixed")))
     assert "enumeration, acceptance method block, chosen drafts" in found
     assert {sampled("match", ENGINES_DRAFTER), sampled("block", ENGINES_DRAFTER)} <= found
+
+
+def test_an_acceptance_method_that_raises_fails(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    """The command ends, names the error, and goes on with the checks of ``match``."""
+    checks = verify(spelled[0], *with_method(spelled[1], "raises"))
+    assert failed(checks) == {FAILED}
+    assert "IndexError: there is no such row" in checks[FAILED]["notes"][0]
+    assert "drafter invariance, length 4, batch 4" in checks
+
+
+def test_a_blend_that_raises_is_one_sentence(cospec_command: Command, spelled: tuple[Path, Path]) -> None:
+    result = cospec_command("verify", *spelled, *with_blend("raising"), "--quick", "--plugin", MODULE)
+    assert result.exit_code == 1
+    assert "cospec: ensemble raising is a function that raised IndexError: there is no such row" in result.stderr
