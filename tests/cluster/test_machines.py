@@ -1,4 +1,4 @@
-"""A machine that joins a cluster gets the replica that autoscaling wants, and no output changes meanwhile."""
+"""A machine that joins a cluster gets the replica that autoscaling wants, with drafter nodes; no output changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
+from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
 from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
 
 from cospec.cluster import state_file
@@ -30,8 +30,9 @@ CONFIG = {
     "name": NAME,
     "server": {"port": 0},
     "machine": {"num_cpus": 1},  # room for one replica
+    "drafters": [{**DRAFTERS[0], "placement": {"num_cpus": 0}}],
     "target": {
-        "engine": {**ENGINE, "speculative_config": {"method": "off"}},
+        "engine": {**ENGINE, "speculative_config": ON_NODES},
         "scale": {"min": 1, "max": 2, "requests": 1, "upscale_delay": 0.5, "downscale_delay": 600},
         "placement": {"num_cpus": 1},
     },
@@ -68,11 +69,29 @@ def replicas(pid: int) -> list[int]:
     return [child for child, command in descendants(pid).items() if command.startswith(actor)]
 
 
+def engines(pid: int) -> list[int]:
+    """Process ids of the engines below a process."""
+    return [child for child, command in descendants(pid).items() if "cospec.runtime.engine_process_main" in command]
+
+
 def engine_seconds(pid: int) -> float:
     """Seconds of processor time of all engines below a process."""
-    commands = descendants(pid).items()
-    engines = [child for child, command in commands if "cospec.runtime.engine_process_main" in command]
-    return sum(sum(psutil.Process(engine).cpu_times()[:2]) for engine in engines)
+    return sum(sum(psutil.Process(engine).cpu_times()[:2]) for engine in engines(pid))
+
+
+def nodes_per_engine(cluster: ClusterProcess, second: psutil.Process) -> list[int]:
+    """How many drafter nodes are connected to each engine: first those of the first machine."""
+    joined = [
+        connection.raddr.port
+        for node in cluster.nodes()
+        for connection in psutil.Process(node).net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr
+    ]
+    heard = [
+        {each.laddr.port for each in psutil.Process(engine).net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        for engine in [*engines(cluster.process.pid), *engines(second.pid)]
+    ]
+    return [sum(port in ports for port in joined) for ports in heard]
 
 
 def status(cluster: ClusterProcess) -> dict[str, Any]:
@@ -102,6 +121,7 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
                 until(lambda: engine_seconds(second.pid) > 0)
                 before = engine_seconds(second.pid)
                 until(lambda: engine_seconds(second.pid) > before + 0.5)
+                until(lambda: nodes_per_engine(cluster, second) == [1, 1], "a drafter node for each replica")
                 ended.set()
                 for each in writing:
                     each.result()

@@ -1,7 +1,8 @@
 """Drafter nodes as actors: Ray places and restarts the node, the node itself talks to its verifier over ZeroMQ.
 
-A node serves one replica of the target. Ray hands out the addresses; steps do not pass through Ray. A node whose
-thread ended, or whose replica is gone, fails its health check, and Ray Serve starts the node again, with back-off.
+A node serves one replica of the target. Ray hands out the addresses; steps do not pass through Ray. When replicas
+start or end, nodes move, so that all replicas have equally many nodes. A node that failed fails its health check, and
+Ray Serve starts the node again, with back-off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,46 +47,60 @@ class NodeActor:
         self._target = target
         context = serve.get_replica_context()
         name = f"{drafter.name}-{context.replica_id.unique_id}"
-        offers = await asyncio.to_thread(build_offers, config, [{"name": drafter.name, **drafter.drafter}])
-        while not (addresses := await self._addresses()):
+        self._options = NodeOptions("", name, keys, drafter.cost_per_hour)
+        self._offers = await asyncio.to_thread(build_offers, config, [{"name": drafter.name, **drafter.drafter}])
+        while not (address := await self._choose()):
             await asyncio.sleep(LOOK_SECONDS)
-        self._address = addresses[context.rank.rank % len(addresses)]
-        self._node = DrafterNode(NodeOptions(self._address, name, keys, drafter.cost_per_hour), offers)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        self._orphan = False
+        self._failed = False
+        self._join(address)
         self._watch = asyncio.create_task(self._look())
 
     async def check_health(self) -> None:
-        """Raise when the node has ended, or its replica is gone."""
-        if not self._thread.is_alive():
-            raise DrafterLost("The thread of the drafter node has ended.")
-        if self._orphan:
-            raise DrafterLost(f"The replica at {self._address} is gone.")
+        """Raise when the node has failed."""
+        if self._failed or self._watch.done():
+            raise DrafterLost("The drafter node has failed.")
 
-    def _serve(self) -> None:
+    def _join(self, address: str) -> None:
+        """Draft for the replica at ``address``, in a thread."""
+        self._address = address
+        self._node = DrafterNode(replace(self._options, address=address), self._offers)
+        self._thread = threading.Thread(target=self._serve, args=[self._node], daemon=True)
+        self._thread.start()
+
+    def _serve(self, node: DrafterNode) -> None:
         try:
-            self._node.serve()
+            with contextlib.closing(node):
+                node.serve()
         except Exception:
             log.exception("the drafter node has failed")
-        finally:
-            self._node.close()
+            self._failed = True
 
     async def _look(self) -> None:
-        """Notice when the replica of this node is replaced."""
-        while not self._orphan:
+        """Move when two looks in a row choose another replica."""
+        before = ""
+        while True:
             await asyncio.sleep(LOOK_SECONDS)
-            addresses = await self._addresses()
-            self._orphan = bool(addresses) and self._address not in addresses
+            chosen = await self._choose()
+            if chosen == before and chosen not in ("", self._address):
+                log.info("the drafter node moves from %s to %s", self._address, chosen)
+                self._node.stop()
+                await asyncio.to_thread(self._thread.join)
+                self._join(chosen)
+            before = chosen
+
+    async def _choose(self) -> str:
+        """The address of this node's replica; empty while no replica answers."""
+        addresses = await self._addresses()
+        return addresses[serve.get_replica_context().rank.rank % len(addresses)] if addresses else ""
 
     async def _addresses(self) -> list[str]:
-        """Addresses of all replicas that answer."""
+        """Addresses of all replicas that answer, by rank: a replica that starts follows those that run."""
         try:
             response = self._target.broadcast("drafter_address")
             found = await response.results_async(timeout_s=LOOK_SECONDS * 5, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError):
             return []
-        return sorted(each for each in found if isinstance(each, str))
+        return [address for _, address in sorted(each for each in found if isinstance(each, tuple))]
 
     async def __del__(self) -> None:
         # Ray Serve awaits this coroutine before the actor ends.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import serve
 
 from cospec.cluster.config import StageOptions
 from cospec.cluster.stage_actor import ReplicaStages
@@ -80,9 +81,9 @@ class EngineReplica:
         if self._stages is not None:
             await self._stages.check()
 
-    async def drafter_address(self) -> str:
-        """The address that drafter nodes of this replica connect to; empty without drafter nodes."""
-        return self._address
+    async def drafter_address(self) -> tuple[int, str]:
+        """The rank of this replica, and the address that its drafter nodes connect to."""
+        return serve.get_replica_context().rank.rank, self._address
 
     async def info(self) -> EngineInfo:
         """The facts that the engine sent when the engine was ready."""

@@ -86,7 +86,7 @@ class NodeService:
         match message:
             case Welcome():
                 self.welcome, self.refused, self._number = True, "", 0
-                self._forget_all()
+                self.forget_all()
             case Refused(reason, seconds):
                 self.welcome, self.refused = False, reason
                 self.hello_at = self.clock() + min(max(seconds, 1.0), 3600.0)
@@ -96,6 +96,12 @@ class NodeService:
             case AskDrafts() | AskScores() | AskSteps() | NodeCommits() | NodeFree():
                 return self._serve(message, waiting)
         return None
+
+    def forget_all(self) -> None:
+        """Free all requests of the verifier."""
+        ids = self._copies.clear()
+        if ids:
+            self.drafter.free(ids)
 
     def _serve(self, message: Question | NodeCommits | NodeFree, waiting: int) -> bytes | None:
         if message.number <= self._number:
@@ -146,7 +152,7 @@ class NodeService:
         except Exception as raised:  # the drafter's state is undefined now
             log.exception("drafting failed for %d requests", len(contexts))
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:500]
-            self._forget_all()
+            self.forget_all()
             resync = [update.id for update in message.updates]
         seconds = self.clock() - started
         try:
@@ -189,11 +195,6 @@ class NodeService:
         except Exception:
             log.exception("the drafter forgets %d requests", len(ids))
             self._copies.forget(ids)
-            self.drafter.free(ids)
-
-    def _forget_all(self) -> None:
-        ids = self._copies.clear()
-        if ids:
             self.drafter.free(ids)
 
 

@@ -98,16 +98,19 @@ class DrafterNode:
                 self._serve(socket)
 
     def close(self) -> None:
-        """Tell the verifier, and close all connections."""
+        """Tell the verifier, close all connections, and free the drafters of requests."""
         for socket, service in self._services.items():
             self._send(socket, service.encode(NodeLeave()))
         for link in self._links:
             link.end()
         for socket in self._services:
             socket.close(LINGER)
+        left = list(self._services.values())
         self._services.clear()
         self._links.clear()
         self._context.term()
+        for service in left:
+            service.forget_all()
 
     def _connect(self, options: NodeOptions, offer: OfferedDrafter) -> None:
         zmq = zeromq()
