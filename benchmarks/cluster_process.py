@@ -49,10 +49,14 @@ class ClusterProcess:
         self.url = ""
         self.seen: set[int] = set()
 
-    def __enter__(self) -> ClusterProcess:
+    def start(self) -> None:
+        """Start the process, and do not wait for the cluster."""
         command = [sys.executable, "-m", "cospec", "cluster", "up", str(self.config_file), *self._where]
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+
+    def __enter__(self) -> ClusterProcess:
+        self.start()
         deadline = time.monotonic() + START_SECONDS
         while not (found := READY.search(self.log)):
             if self.process.poll() is not None or time.monotonic() > deadline:

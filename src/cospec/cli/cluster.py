@@ -29,8 +29,7 @@ def up(
     def say(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
-    config = ClusterConfig.read(file)
-    up(config, address, lambda url: say(f"cospec cluster {config.name} serves at {url}"))
+    up(ClusterConfig.read(file), address, say)
 
 
 @app.command()

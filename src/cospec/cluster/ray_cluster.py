@@ -20,7 +20,11 @@ from cospec.errors import CospecError, InvalidInput, words
 
 LOOK_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for Ray to end in order
-NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+ENVIRONMENT = {  # no usage statistics, all log lines, and no connection that nothing asked for
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
 
 
 class HeadLost(CospecError):
@@ -33,7 +37,7 @@ def import_ray() -> Any:
     Raises:
         InvalidInput: ray is not installed.
     """
-    os.environ.update({key: os.environ.get(key, value) for key, value in NO_STATISTICS.items()})
+    os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
     try:
         import ray
     except ImportError:

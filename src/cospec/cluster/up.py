@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from cospec.cluster import ray_cluster, state_file
-from cospec.cluster.config import ClusterConfig
+from cospec.cluster.config import ClusterConfig, Placement
 from cospec.cluster.ray_cluster import LOOK_SECONDS, HeadLost, HeadWatch
 from cospec.errors import InvalidInput, words
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+START_LOOK_SECONDS = 0.2  # between two looks at a cluster that starts
+QUIET_SECONDS = 10.0  # of a start, before a sentence names what is missing
 
 
-def up(config: ClusterConfig, address: str | None, announce: Callable[[str], None]) -> None:
+def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -> None:
     """Serve until a signal.
 
     Args:
         address: of a Ray cluster that runs; None starts Ray on this machine.
-        announce: called with the server's URL when the cluster is ready.
+        say: called with a sentence: what a start waits for, and the server's URL when the cluster is ready.
 
     Raises:
         HeadLost: Ray's head has ended.
-        InvalidInput: a cluster of that name runs already, or the port is in use.
+        InvalidInput: a cluster of that name runs already, the port is in use, or the deployments cannot be started.
     """
     _check_name(config.name)
     port = free_port(config.server.host, config.server.port)
@@ -36,22 +40,28 @@ def up(config: ClusterConfig, address: str | None, announce: Callable[[str], Non
     )
     with cluster as head, _stop_event() as stopped:
         url = f"http://{config.server.host}:{port}"
-        with deployed(config, port):
-            token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
-            state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
-            announce(url)
-            watch = HeadWatch(head, config.health.head)
-            while not stopped.wait(LOOK_SECONDS):
-                watch.check(LOOK_SECONDS)
-    state_file.remove(config.name)
+        token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
+        state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
+        watch = HeadWatch(head, config.health.head)
+        try:
+            with deployed(config, port, lasting=address is not None) as started:
+                if _await_start(config, started, stopped, watch, say):
+                    say(f"cospec cluster {config.name} serves at {url}")
+                while not stopped.wait(LOOK_SECONDS):
+                    watch.check(LOOK_SECONDS)
+        finally:
+            state_file.remove(config.name)
 
 
 @contextmanager
-def deployed(config: ClusterConfig, port: int, **options: Any) -> Iterator[None]:
+def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[Future[None]]:
     """Run the application of ``config`` in the connected Ray cluster for the time of the block.
 
-    Raises:
-        InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
+    Yields what is done once all deployments run. A thread waits there, because no signal ends the wait of Ray Serve.
+
+    Args:
+        lasting: Ray outlives this process. Otherwise the end of Ray ends a start that has not finished: Ray Serve
+            would wait ``health.grace`` for actors that never ran.
     """
     from ray import serve
 
@@ -59,20 +69,90 @@ def deployed(config: ClusterConfig, port: int, **options: Any) -> Iterator[None]
 
     http = {"host": config.server.host, "port": port, "request_timeout_s": config.server.request_timeout}
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config=LOGGING)
-    try:
+    started: Future[None] = Future()
+
+    def run() -> None:
         try:
-            serve.run(application(config, **options), name=config.name, route_prefix="/")
-        except RuntimeError as error:
-            reason = words(f"not started ({str(error).strip().splitlines()[-1]})")
-            raise InvalidInput("the cluster", reason, "a configuration that starts") from error
-        yield
+            serve.run(application(config), name=config.name, route_prefix="/")
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+
+    threading.Thread(target=run, name="cospec-start", daemon=True).start()
+    try:
+        yield started
     except HeadLost:  # nothing answers any more, and Ray's processes end with this process
         raise
     except BaseException:
-        serve.shutdown()
+        _shut_down(started, lasting)
         raise
     else:
+        _shut_down(started, lasting)
+
+
+def _shut_down(started: Future[None], lasting: bool) -> None:
+    from ray import serve
+
+    if lasting or started.done():
         serve.shutdown()
+
+
+def _await_start(
+    config: ClusterConfig,
+    started: Future[None],
+    stopped: threading.Event,
+    watch: HeadWatch,
+    say: Callable[[str], None],
+) -> bool:
+    """Whether the deployments run; not after a signal. Says what a long start waits for.
+
+    Raises:
+        HeadLost: Ray's head has ended.
+        InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
+    """
+    seconds, look, said = 0.0, START_LOOK_SECONDS, ""
+    while not started.done():
+        if stopped.wait(look):
+            return False
+        watch.check(look)
+        seconds += look
+        if seconds < QUIET_SECONDS:
+            continue
+        look, missing = LOOK_SECONDS, _missing(config)
+        if missing not in ("", said):
+            said = missing
+            say(f"cospec cluster {config.name} waits for {missing}; cospec cluster status shows the machines")
+    try:
+        started.result()
+    except RuntimeError as error:
+        reason = words(f"not started ({str(error).strip().splitlines()[-1]})")
+        raise InvalidInput("the cluster", reason, "a configuration that starts") from error
+    return True
+
+
+def _missing(config: ClusterConfig) -> str:
+    """Deployments that do not run yet, each with the placement that its actors need."""
+    from ray import serve
+    from ray.exceptions import RayError
+
+    from cospec.cluster.application import DRAFTERS, TARGET
+
+    places: dict[str, list[Placement]] = {DRAFTERS.format(name=each.name): [each.placement] for each in config.drafters}
+    places[TARGET] = [config.target.placement]
+    if config.target.stages is not None:
+        places[TARGET].append(config.target.stages.placement)
+    try:
+        application = serve.status().applications.get(config.name)
+    except RayError:
+        return ""
+    found = {} if application is None else application.deployments
+    waiting = [name for name in sorted(places) if name in found and found[name].status.value != "HEALTHY"]
+    return ", ".join(f"{name} ({' and '.join(map(_needs, places[name]))})" for name in waiting)
+
+
+def _needs(placement: Placement) -> str:
+    return json.dumps({key: value for key, value in placement.model_dump().items() if value})
 
 
 def status(name: str) -> dict[str, Any]:
@@ -98,7 +178,7 @@ def status(name: str) -> dict[str, Any]:
         }
 
 
-def down(name: str, timeout: float = 60.0) -> None:
+def down(name: str, timeout: float = 120.0) -> None:
     """End a running cluster and wait for the end.
 
     Raises:
