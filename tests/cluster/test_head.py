@@ -77,6 +77,5 @@ def test_requests_go_on_while_the_head_restarts(redis: str, tmp_path: Path) -> N
             assert [line for line in lines if line][-1] == "data: [DONE]", "the running request"
         assert [ask(cluster, each) for each in asks] == wanted, "requests after the restart"
         assert cluster.process.poll() is None and again.poll() is None
-        again.kill()
-        again.wait()
-        assert cluster.process.wait(60) != 0, "without its head the cluster ends"
+    again.kill()
+    again.wait()
