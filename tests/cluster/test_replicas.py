@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
 
+from cospec.cluster import state_file
 from harness.completions import complete
 from harness.waiting import until
 
@@ -60,6 +65,21 @@ def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
         list(pool.map(lambda prompt: complete(cluster, Ask(prompt, None)), PROMPTS * 3))
     assert all(node["drafts"] > 0 for node in joined())
     assert figure(cluster, "spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_a_program_without_the_token_is_refused(cluster: ClusterProcess, tmp_path: Path) -> None:
+    """Ray's head takes no stranger, and no dashboard takes programs."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    program = f"import ray; ray.init(address={state_file.read(cluster.name).address!r})"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**environment, "HOME": str(tmp_path)}, capture_output=True, timeout=60
+    )
+    assert found.returncode != 0 and b"token" in found.stderr.lower()
+    dashboards = [pid for pid, command in cluster.below().items() if "dashboard/dashboard.py" in command]
+    for each in [each for pid in dashboards for each in psutil.Process(pid).net_connections("tcp")]:
+        if each.status == psutil.CONN_LISTEN:  # a port with metrics
+            url, job = f"http://127.0.0.1:{each.laddr.port}/api/jobs/", {"entrypoint": "true"}
+            assert "submission_id" not in httpx.post(url, json=job, timeout=30).text
 
 
 def test_requests_with_a_shared_prefix_meet_in_one_cache(cluster: ClusterProcess) -> None:
