@@ -16,6 +16,7 @@ from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import secure_verifier
 from cospec.cluster.nodes.node_session import NodeSession
+from cospec.cluster.nodes.unread import UnreadLimit
 from cospec.cluster.nodes.users import QUARANTINE_SECONDS, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
@@ -93,6 +94,7 @@ class NodeHub:
         self._socket: Any = None
         self._context: Any = None
         self._authenticator: Any = None
+        self._unread = UnreadLimit()
         self.lock = threading.RLock()
         self._closed = threading.Event()
         self._messages = FrameCodec(ToVerifier)
@@ -176,6 +178,7 @@ class NodeHub:
                 "speculative_config.drafter_nodes.bind", given, "a free address, tcp://HOST:PORT"
             ) from None
         self._socket, self.address = socket, socket.last_endpoint.decode().rstrip("\0")
+        self._unread.watch(self._context, socket, self.address)
         threading.Thread(target=self._look, name="cospec-nodes", daemon=True).start()
         log.info("drafter nodes can join at %s", self.address)
 
@@ -205,6 +208,8 @@ class NodeHub:
 
     def _look_after_nodes(self) -> None:
         """Forget silent nodes, and ask late nodes whether they answer again."""
+        while self._unread.senders:
+            self._exclude(*self._unread.senders.popleft(), "The peer sends a message without an end.")
         oldest = self.clock() - SILENT_SECONDS
         for identity, peer in list(self._peers.items()):
             if peer.link.last_message < oldest:
@@ -224,6 +229,7 @@ class NodeHub:
                 return
             identity = parts[0].bytes
             user = identity.hex() if self._authenticator is None else str(parts[-1].get("User-Id"))
+            self._unread.read(parts, user)
             try:
                 if len(parts) == 2:
                     self._take(identity, user, parts[1].bytes)
