@@ -340,6 +340,37 @@ def test_only_nodes_with_keys_are_admitted(tmp_path: Path, start: Start) -> None
     drafter.close()
 
 
+def test_keys_come_and_go_while_the_verifier_runs(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys, ["first"])
+    hub = hub_for_tests(keys=keys)
+    drafter, _ = alone(hub)
+
+    def joined(name: str) -> Peer:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for file in ("verifier.key", f"{name}.key_secret"):
+            (folder / file).write_bytes((keys / file).read_bytes())
+        peer = Peer(hub.address, folder)
+        peer.socket.send(peer.hello(node=name))
+        return peer
+
+    first = joined("first")
+    until(lambda: nodes_of(hub) == {"first"}, "the first node")
+    make_keys(keys, ["second"])
+    second = joined("second")
+    until(lambda: nodes_of(hub) == {"first", "second"}, "a node whose key is new", 8.0)
+    (keys / "nodes" / "first.key").unlink()
+    until(lambda: nodes_of(hub) == {"second"}, "the end of the node without a key", 4.0)
+    first.close()
+    again = joined("first")
+    time.sleep(1.0)
+    assert nodes_of(hub) == {"second"}
+    for peer in (second, again):
+        peer.close()
+    drafter.close()
+
+
 def test_a_verifier_that_starts_again_gets_its_nodes() -> None:
     """The node is there before the verifier, and stays when the verifier ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
-from cospec.cluster.nodes.keys import secure_verifier
+from cospec.cluster.nodes.keys import AdmittedNodes
 from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.unread import UnreadLimit
 from cospec.cluster.nodes.users import QUARANTINE_SECONDS, NodeUsers
@@ -42,6 +42,7 @@ from cospec.runtime.codec import ProtocolError
 
 BIND = "speculative_config.drafter_nodes.bind"
 LOOK_SECONDS = 0.02  # between two looks of the background thread
+KEYS_SECONDS = 1.0  # between two looks for removed keys
 SILENT_SECONDS = 5.0  # after which a node without a word counts as gone
 MOST_READ = 256  # messages of one look, so that a peer that floods the socket cannot hold the engine
 MOST_PEERS = 256  # nodes at a time
@@ -93,7 +94,8 @@ class NodeHub:
         self._users = NodeUsers(clock)
         self._socket: Any = None
         self._context: Any = None
-        self._authenticator: Any = None
+        self._admitted: AdmittedNodes | None = None
+        self._keys_at = 0.0
         self._unread = UnreadLimit()
         self.lock = threading.RLock()
         self._closed = threading.Event()
@@ -166,7 +168,7 @@ class NodeHub:
         socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
         try:
             if self.options.keys is not None:
-                self._authenticator = secure_verifier(socket, self._context, self.options.keys)
+                self._admitted = AdmittedNodes(socket, self._context, self.options.keys)
             socket.bind(self.options.bind)
         except BaseException as error:
             socket.close(0)
@@ -191,9 +193,9 @@ class NodeHub:
                 self._end_context()
 
     def _end_context(self) -> None:
-        if self._authenticator is not None:
-            self._authenticator.stop()
-            self._authenticator = None
+        if self._admitted is not None:
+            self._admitted.stop()
+            self._admitted = None
         self._context.term()
 
     def _look(self) -> None:
@@ -207,7 +209,8 @@ class NodeHub:
                     self.lock.release()
 
     def _look_after_nodes(self) -> None:
-        """Forget silent nodes, and ask late nodes whether they answer again."""
+        """Forget silent and removed nodes, and ask late nodes whether they answer again."""
+        self._drop_removed()
         while self._unread.senders:
             self._exclude(*self._unread.senders.popleft(), "The peer sends a message without an end.")
         oldest = self.clock() - SILENT_SECONDS
@@ -220,6 +223,16 @@ class NodeHub:
             if probe is not None and not self.send(identity, probe) and not peer.link.gone:
                 peer.link.unsent()
 
+    def _drop_removed(self) -> None:
+        """Forget nodes whose keys were removed from the folder, at most once in ``KEYS_SECONDS``."""
+        if self._admitted is None or self.clock() < self._keys_at:
+            return
+        self._keys_at = self.clock() + KEYS_SECONDS
+        for identity, peer in list(self._peers.items()):
+            if not self._admitted.admits(peer.user):
+                log.warning("the key of node %s was removed", peer.link.hello.node)
+                self._drop(identity)
+
     def _read_all(self) -> None:
         zmq = zeromq()
         for _ in range(MOST_READ):
@@ -228,7 +241,7 @@ class NodeHub:
             except zmq.Again:
                 return
             identity = parts[0].bytes
-            user = identity.hex() if self._authenticator is None else str(parts[-1].get("User-Id"))
+            user = identity.hex() if self._admitted is None else str(parts[-1].get("User-Id"))
             self._unread.read(parts, user)
             try:
                 if len(parts) == 2:
@@ -277,7 +290,7 @@ class NodeHub:
         Raises:
             ProtocolError: the peer breaks the protocol.
         """
-        if self._users.excluded(user):
+        if self._users.excluded(user) or (self._admitted is not None and not self._admitted.admits(user)):
             return
         try:
             message = self._messages.decode(frame)

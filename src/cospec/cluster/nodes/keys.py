@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,43 @@ def make_keys(folder: Path, names: Sequence[str]) -> list[Path]:
     return made
 
 
-def secure_verifier(socket: Any, context: Any, folder: Path) -> Any:
-    """Have ``socket`` admit the nodes of the folder only; returns the authenticator, which the caller stops.
+class AdmittedNodes:
+    """Has a socket admit the nodes of a folder only; keys may come and go while the verifier runs.
 
     Raises:
         InvalidInput: a key file is missing.
     """
-    _require_curve()
-    from zmq.auth.thread import ThreadAuthenticator
 
-    secret = folder / f"{VERIFIER}.key_secret"
-    socket.curve_publickey, socket.curve_secretkey = _load(secret)
-    socket.curve_server = True
-    authenticator = ThreadAuthenticator(context)
-    authenticator.start()
-    authenticator.configure_curve(domain="*", location=str(folder / NODES))
-    return authenticator
+    def __init__(self, socket: Any, context: Any, folder: Path) -> None:
+        _require_curve()
+        from zmq.auth.thread import ThreadAuthenticator
+
+        socket.curve_publickey, socket.curve_secretkey = _load(folder / f"{VERIFIER}.key_secret")
+        socket.curve_server = True
+        self._folder = folder / NODES
+        self._files: list[tuple[str, int]] = []  # names and times of the files with ``_keys``
+        self._keys: frozenset[bytes] = frozenset()
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=self)
+        self._authenticator.start()
+
+    def admits(self, user: str) -> bool:
+        """Whether the folder has the public key of a user."""
+        return self.callback("*", user.encode())
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """The same for a new connection; the authenticator's thread calls this method."""
+        from zmq.auth import load_certificates
+
+        with suppress(OSError, ValueError):  # a file is written or removed at this moment
+            files = sorted([(path.name, path.stat().st_mtime_ns) for path in self._folder.glob("*.key")])
+            if files != self._files:
+                self._keys, self._files = frozenset(load_certificates(self._folder)), files
+        return key in self._keys
+
+    def stop(self) -> None:
+        """End the authenticator's thread."""
+        self._authenticator.stop()
 
 
 def secure_node(socket: Any, folder: Path) -> None:
