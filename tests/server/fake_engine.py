@@ -181,6 +181,7 @@ class FakeEngine:
             python_path_requests={"logprobs": 2},
             requests_finished=dict(self._finished),
             nodes=[NODE, NODE],
+            node_totals=[NODE | {"late": 6}],
             drafter_weights={"fake": 0.25},
         )
 

@@ -105,7 +105,7 @@ def test_drafter_nodes_are_listed_and_counted(server: Running) -> None:
     families = text_string_to_metric_families(server.http.get("/metrics").text)
     found = {(s.name, s.labels.get("node"), s.labels.get("state")): s.value for each in families for s in each.samples}
     assert found["cospec:drafter_node_state", "small", "ready"] == 2.0
-    assert found["cospec:drafter_node_late_total", "small", None] == 6.0, "connections of one name are added up"
+    assert found["cospec:drafter_node_late_total", "small", None] == 6.0, "the counters are those of the totals"
     assert found["cospec:drafter_node_cost_per_hour", "small", None] == 1.0
 
 

@@ -188,7 +188,8 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
 
 def _with_nodes(components: EngineComponents, host: EngineHost) -> EngineComponents:
     """The components of an engine whose metrics have the status of drafter nodes."""
-    return components if host.nodes is None else replace(components, nodes=host.nodes.status)
+    hub = host.nodes
+    return components if hub is None else replace(components, nodes=hub.status, node_totals=hub.totals)
 
 
 def _members(

@@ -52,6 +52,7 @@ class EngineComponents:
     models: tuple[Model, ...] = ()  # the same
     drafter_weights: Callable[[], Mapping[str, float]] = dict  # of the drafters of a pool, by name
     nodes: Callable[[], list[dict[str, Any]]] = list  # the status of drafter nodes
+    node_totals: Callable[[], list[dict[str, Any]]] = list  # their counts, those of lost nodes included
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
     multi_step: MultiStepRunner | None = None
 
@@ -260,6 +261,7 @@ class Engine:
             steps_in_flight=len(self._in_flight),
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
             nodes=self.parts.nodes(),
+            node_totals=self.parts.node_totals(),
             drafter_weights={name: float(value) for name, value in self.parts.drafter_weights().items()},
             drafts_ahead=dict(self.execution_mode.info.drafts_ahead),
             execution_mode_info={

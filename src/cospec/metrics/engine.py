@@ -47,6 +47,7 @@ class EngineMetrics:
     drafts_ahead: dict[str, int] = field(default_factory=dict)  # used drafts of ``draft-ahead``, by outcome
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
+    node_totals: list[dict[str, Any]] = field(default_factory=list)  # see ``NodeHub.totals``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
     engines: int = 1  # more in the joined metrics of several replicas
 

@@ -250,7 +250,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for outcome, count in engine.get("drafts_ahead", {}).items():
         ahead.add_metric([model, outcome], count)
     found.append(ahead)
-    return [*found, *node_families(engine.get("nodes", ()), model)]
+    return [*found, *node_families(engine.get("nodes", ()), engine.get("node_totals", ()), model)]
 
 
 class _Snapshot(Collector):

@@ -13,7 +13,7 @@ GAUGES = {
     "load_seconds": "Predicted time of the node's questions without an answer.",
     "latency_seconds": "Mean time of the node's answers.",
     "waiting": "Messages that wait at the node.",
-    "cost_per_hour": "What the node costs, as its command line says.",
+    "cost_per_hour": "What the node costs, as its command line says, divided by its drafters.",
 }
 COUNTERS = {
     "busy_seconds": "Time of the node's drafter.",
@@ -30,27 +30,32 @@ COUNTERS = {
 
 
 def cluster_status(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of all drafter nodes.
+    """The status of all drafter nodes, and their counts, those of lost nodes included.
 
     Args:
         engine: ``EngineMetrics`` as a dictionary.
     """
-    return {"nodes": [{**node, **_of_drafter(node["drafter"], engine)} for node in engine.get("nodes", ())]}
+    nodes = [{**node, **_of_drafter(node["drafter"], engine)} for node in engine.get("nodes", ())]
+    return {"nodes": nodes, "totals": list(engine.get("node_totals", ()))}
 
 
-def node_families(nodes: Sequence[Mapping[str, Any]], model: str) -> list[Metric]:
-    """The figures of drafter nodes; connections with equal names are added up."""
-    if not nodes:
+def node_families(nodes: Sequence[Mapping[str, Any]], totals: Sequence[Mapping[str, Any]], model: str) -> list[Metric]:
+    """The figures of drafter nodes; connections with equal names are added up.
+
+    Args:
+        totals: see ``NodeHub.totals``; counters go on after the loss of a node.
+    """
+    if not nodes and not totals:
         return []
     labels, found = ["model_name", "node", "drafter"], list[Metric]()
     states = GaugeMetricFamily(PREFIX + "state", "Drafter nodes by state.", labels=[*labels, "state"])
     for key, count in Counter((node["node"], node["drafter"], node["state"]) for node in nodes).items():
         states.add_metric([model, *key], count)
     found.append(states)
-    for kind, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+    for kind, figures, rows in ((GaugeMetricFamily, GAUGES, nodes), (CounterMetricFamily, COUNTERS, totals)):
         for name, text in figures.items():
             family, sums = kind(PREFIX + name, text, labels=labels), Counter[tuple[str, str]]()
-            for node in nodes:
+            for node in rows:
                 sums[node["node"], node["drafter"]] += node[name]
             for names, value in sums.items():
                 family.add_metric([model, *names], value)

@@ -17,7 +17,7 @@ from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
 from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.unread import UnreadLimit
-from cospec.cluster.nodes.users import QUARANTINE_SECONDS, NodeUsers
+from cospec.cluster.nodes.users import QUARANTINE_SECONDS, Counted, NodeTotals, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     LONGEST_REASON,
@@ -91,7 +91,7 @@ class NodeHub:
         self.slots: dict[str, NodeSlot] = {}
         self.address = ""
         self._peers: dict[bytes, Peer] = {}  # by the identity of the connection
-        self._users = NodeUsers(clock)
+        self._users, self._totals = NodeUsers(clock), NodeTotals()
         self._socket: Any = None
         self._context: Any = None
         self._admitted: AdmittedNodes | None = None
@@ -154,6 +154,11 @@ class NodeHub:
         """One object per node: what it offers, its load, times and counts."""
         with self.lock:
             return [*map(_status, self._peers.values()), *self._users.statuses()]
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Counts since the start, one object per node and drafter."""
+        with self.lock:
+            return self._totals.rows(map(_counted, self._peers.values()))
 
     def _open(self) -> None:
         if self._socket is not None:
@@ -357,8 +362,13 @@ class NodeHub:
             return
         peer.link.gone = True
         peer.link.lose()
+        self._totals.end(_counted(peer))
         del peer.slot.links[identity]
         self._users.keep_pause(peer.user, peer.link.pause)
+
+
+def _counted(peer: Peer) -> Counted:
+    return peer.link.hello.node, peer.slot.name, {"busy_seconds": peer.link.busy, **asdict(peer.link.counts)}
 
 
 def _status(peer: Peer) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""What the verifier remembers of nodes' users after their connections: quarantines, and pauses of late nodes.
+"""What the verifier remembers after connections: quarantines and pauses of users, and the counts of nodes.
 
 A user is the public key of a connection, or without keys the connection itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,11 @@ from cospec.core.interfaces import Clock
 
 QUARANTINE_SECONDS = 60.0  # doubled for each time that the same user broke the protocol
 MOST_USERS = 256  # of which something is remembered, besides users in quarantine
+MOST_NAMES = 256  # of nodes that are counted by name
+OTHERS = "others"  # the name that counts further nodes
+
+Counted = tuple[str, str, Mapping[str, float]]
+"""Node, drafter and counts of a connection."""
 
 
 @dataclass(slots=True)
@@ -68,3 +74,30 @@ class NodeUsers:
             now = self._clock()
             self._records = {name: record for name, record in self._records.items() if now < record.until}
         return self._records.setdefault(user, UserRecord())
+
+
+class NodeTotals:
+    """Counts by node and drafter. No count is lost when a node dies or joins again."""
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[str, str], dict[str, float]] = {}
+
+    def end(self, counted: Counted) -> None:
+        """Keep the counts of a connection that ends."""
+        node, drafter, _ = counted
+        known = (node, drafter) in self._ended or len(self._ended) < MOST_NAMES
+        _add(self._ended, counted if known else (OTHERS, drafter, counted[2]))
+
+    def rows(self, live: Iterable[Counted]) -> list[dict[str, Any]]:
+        """One object per node and drafter: counts of ended and ``live`` connections."""
+        sums = {names: dict(counts) for names, counts in self._ended.items()}
+        for each in live:
+            _add(sums, each)
+        return [{"node": node, "drafter": drafter, **counts} for (node, drafter), counts in sums.items()]
+
+
+def _add(sums: dict[tuple[str, str], dict[str, float]], counted: Counted) -> None:
+    node, drafter, counts = counted
+    before = sums.setdefault((node, drafter), {})
+    for name, count in counts.items():
+        before[name] = before.get(name, 0) + count

@@ -12,7 +12,14 @@ import pytest
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.node_session import MISSES, NodeSession
-from cospec.cluster.nodes.users import MOST_USERS, QUARANTINE_SECONDS, NodeUsers
+from cospec.cluster.nodes.users import (
+    MOST_NAMES,
+    MOST_USERS,
+    OTHERS,
+    QUARANTINE_SECONDS,
+    NodeTotals,
+    NodeUsers,
+)
 from cospec.cluster.nodes.wire import (
     HEADER,
     LONGEST_REASON,
@@ -25,6 +32,7 @@ from cospec.cluster.nodes.wire import (
     Welcome,
 )
 from cospec.core.types import DraftBudget
+from cospec.server.node_metrics import node_families
 from harness.node_network import context
 from harness.nodes import Peer, hub_for_tests, on_nodes, peers
 from harness.waiting import until
@@ -125,6 +133,35 @@ def test_a_late_node_that_joins_again_is_asked_after_a_probe(
     assert isinstance(probe, AskDrafts) and not probe.updates
     node.socket.send(node.codec.encode(NodeDrafts(probe.number, [], 0.0)))
     until(lambda: states(hub) == ["ready"], "the answer to the probe")
+
+
+def test_counts_outlive_connections(executor: tuple[NodeHub, NodeExecutor], peer: Callable[[], Peer]) -> None:
+    hub, drafter = executor
+    for joined in (1, 2):
+        node = peer()
+        assert isinstance(node.say(node.hello()), Welcome)
+        assert not drafter.submit("propose", [context(f"r{joined}", [1])], [DraftBudget(1, 1)]).result()
+        for ended in (False, True):
+            (row,) = hub.totals()
+            assert (row["node"], row["drafter"], row["late"], row["lost"]) == (
+                "peer",
+                "itself",
+                joined,
+                joined - 1 + ended,
+            )
+            if not ended:
+                node.socket.send(node.codec.encode(NodeLeave()))
+                until(lambda: not hub.status(), "the end of the connection")
+    (lost,) = [each for each in node_families([], hub.totals(), "m") if each.name.endswith("_lost")]
+    assert [sample.value for sample in lost.samples] == [2.0]
+
+
+def test_counts_of_many_names_are_joined() -> None:
+    totals = NodeTotals()
+    for number in range(MOST_NAMES + 5):
+        totals.end((f"node{number}", "a", {"lost": 1}))
+    rows = {row["node"]: row["lost"] for row in totals.rows([("node0", "a", {"lost": 2})])}
+    assert len(rows) == MOST_NAMES + 1 and rows[OTHERS] == 5 and rows["node0"] == 3
 
 
 def test_quarantines_double_and_end() -> None:
