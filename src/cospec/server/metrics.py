@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
+NODE = "node:"  # before the names of drafter nodes, which choose their names
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
@@ -75,7 +77,7 @@ class ServerMetrics:
 
     def __init__(self, model_name: str, prices: Mapping[str, float] = MappingProxyType({})) -> None:
         self._model, self._prices = model_name, prices
-        self._started = time.monotonic()
+        self._started, self._tokens = time.monotonic(), 0
         self._registry = CollectorRegistry()
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram(
@@ -87,7 +89,7 @@ class ServerMetrics:
 
     def clock(self, arrival: float) -> LatencyMetrics:
         """A stopwatch for one request that arrived at ``arrival`` (seconds, monotonic clock)."""
-        return LatencyMetrics(arrival, self._ttft, self._itl, self._e2e)
+        return LatencyMetrics(arrival, self._count, self._ttft, self._itl, self._e2e)
 
     def render(self, engine: Mapping[str, Any] | None, status: EngineStatus) -> bytes:
         """All metrics in Prometheus' text format.
@@ -101,10 +103,14 @@ class ServerMetrics:
         return generate_latest(snapshot) + generate_latest(self._registry)
 
     def _costs(self, engine: Mapping[str, Any]) -> list[Metric]:
-        """Prices per hour, and the price of tokens since the start of the server, idle time included."""
-        nodes = {node["node"]: node["cost_per_hour"] for node in engine.get("nodes", ())}
-        prices = {name: price * engine["engines"] for name, price in self._prices.items()} | nodes
-        prices = {name: price for name, price in prices.items() if price}
+        """Prices per hour, and the price of tokens since the start of the server, idle time included.
+
+        The server counts the tokens, because an engine's count starts again with its process.
+        """
+        prices = Counter({name: price * engine["engines"] for name, price in self._prices.items()})
+        for node in engine.get("nodes", ()):
+            prices[NODE + node["node"]] += node["cost_per_hour"]
+        prices = Counter({name: price for name, price in prices.items() if price})
         if not prices:
             return []
         per_hour = GaugeMetricFamily(
@@ -113,13 +119,16 @@ class ServerMetrics:
         for name, cost in prices.items():
             per_hour.add_metric([self._model, name], cost)
         seconds = time.monotonic() - self._started
-        price = price_per_million(sum(prices.values()), engine["generation_tokens"], seconds)
+        price = price_per_million(sum(prices.values()), self._tokens, seconds)
         per_million = GaugeMetricFamily(
             PREFIX + "price_per_million_tokens", "Price of output tokens since the start.", labels=["model_name"]
         )
         if price is not None:
             per_million.add_metric([self._model], price)
         return [per_hour, per_million]
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
@@ -129,14 +138,17 @@ class ServerMetrics:
 class LatencyMetrics:
     """Times one request's events."""
 
-    def __init__(self, arrival: float, ttft: Histogram, itl: Histogram, e2e: Histogram) -> None:
-        self._arrival = arrival
+    def __init__(
+        self, arrival: float, count: Callable[[int], None], ttft: Histogram, itl: Histogram, e2e: Histogram
+    ) -> None:
+        self._arrival, self._count = arrival, count
         self._last: float | None = None
         self._ttft, self._itl, self._e2e = ttft, itl, e2e
 
     def observe(self, event: Event, now: float) -> None:
         """Count an event that came at ``now``."""
         if event.tokens:
+            self._count(len(event.tokens))
             later = len(event.tokens)
             if self._last is None:
                 self._last, later = self._first(event, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from cospec.bench.metrics import Selection, summarise
 from cospec.bench.timing import Chunk, Timing
 from cospec.config import EngineConfig
+from cospec.core.types import Event
 from cospec.metrics.engine import EngineMetrics, price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.metrics import ServerMetrics
+from cospec.server.node_metrics import COUNTERS, GAUGES
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import Scenario
 
@@ -32,13 +35,56 @@ def test_prices_of_a_configuration() -> None:
     assert config.prices == {"target": 2, "drafter": 0, "a": 0.25, "suffix": 0}
 
 
+def write(metrics: ServerMetrics, tokens: int) -> None:
+    """Deliver an output of so many tokens."""
+    now = time.monotonic()
+    metrics.clock(now).observe(Event("r", "r", 0, "", (1,) * tokens, ("target",) * tokens), now)
+
+
 @pytest.mark.parametrize("prices", [{}, {"target": 2.0, "a": 0.5}])
 def test_server_shows_declared_prices_only(prices: dict[str, float]) -> None:
     engine = asdict(EngineMetrics(generation_tokens=100, engines=2))
-    text = ServerMetrics("m", prices | {"drafter": 0.0}).render(engine, EngineStatus(True, 0, 0, 0)).decode()
+    metrics = ServerMetrics("m", prices | {"drafter": 0.0})
+    write(metrics, 100)
+    text = metrics.render(engine, EngineStatus(True, 0, 0, 0)).decode()
     assert ('cospec:cost_per_hour{component="a",model_name="m"} 1.0' in text) == bool(prices)
     assert ("cospec:price_per_million_tokens{" in text) == bool(prices)
     assert 'component="drafter"' not in text
+
+
+def test_each_connection_of_a_node_has_its_price() -> None:
+    nodes = [("peer", 1.0), ("peer", 1.0), ("target", 0.001)]
+    engine = asdict(EngineMetrics(engines=1))
+    engine["nodes"] = [
+        {
+            "node": name,
+            "drafter": "a",
+            "state": "ready",
+            **dict.fromkeys((*GAUGES, *COUNTERS), 0.0),
+            "cost_per_hour": cost,
+        }
+        for name, cost in nodes
+    ]
+    text = ServerMetrics("m", {"target": 4.0}).render(engine, EngineStatus(True, 0, 0, 0)).decode()
+    costs = {line for line in text.splitlines() if line.startswith("cospec:cost_per_hour{")}
+    assert costs == {
+        'cospec:cost_per_hour{component="target",model_name="m"} 4.0',
+        'cospec:cost_per_hour{component="node:peer",model_name="m"} 2.0',
+        'cospec:cost_per_hour{component="node:target",model_name="m"} 0.001',
+    }
+
+
+def test_an_engine_that_starts_again_changes_no_price() -> None:
+    metrics, prices = ServerMetrics("m", {"target": 4.0}), []
+    write(metrics, 1000)
+    time.sleep(0.1)
+    for generated in (1000, 10):  # the second process has written few tokens
+        engine = asdict(EngineMetrics(generation_tokens=generated, engines=1))
+        text = metrics.render(engine, EngineStatus(True, 0, 1, 0)).decode()
+        prices += [
+            float(line.split()[-1]) for line in text.splitlines() if line.startswith("cospec:price_per_million_tokens{")
+        ]
+    assert 0 < prices[0] <= prices[1] < 50 * prices[0]
 
 
 def test_benchmark_prices_its_output() -> None:

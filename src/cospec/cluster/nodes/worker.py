@@ -37,7 +37,7 @@ class NodeOptions:
         address: of the verifier, as its ``drafter_nodes.bind``.
         node: the node's own name.
         keys: the folder with the node's keys; None: no encryption, allowed within one machine only.
-        cost_per_hour: what the node costs.
+        cost_per_hour: what the node costs, with all of its drafters.
         link: delays that are added in each direction, for tests and measurements.
     """
 
@@ -75,7 +75,7 @@ class DrafterNode:
         self._stopped = False
         try:
             for offer in offers:
-                self._connect(options, offer)
+                self._connect(options, offer, len(offers))
         except BaseException:
             self.close()
             raise
@@ -112,9 +112,9 @@ class DrafterNode:
         for service in left:
             service.forget_all()
 
-    def _connect(self, options: NodeOptions, offer: OfferedDrafter) -> None:
+    def _connect(self, options: NodeOptions, offer: OfferedDrafter, offers: int) -> None:
         zmq = zeromq()
-        drafter, cost = offer.drafter, options.cost_per_hour
+        drafter, cost = offer.drafter, options.cost_per_hour / offers
         abilities = drafter.scores_known_tokens, drafter.is_stepwise
         hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, cost, *abilities)
         socket = self._context.socket(zmq.DEALER)
