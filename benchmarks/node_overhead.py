@@ -1,8 +1,8 @@
 """Measures a round through a drafter node on this machine, over the same drafter in a process of its own.
 
-Run ``python -m benchmarks.node_overhead``, which takes less than a minute. A round is what an engine does in a step:
-it reports commits, asks for drafts, and waits. Rounds alternate between the executors. The overhead is the time of a
-round without the time of the drafter, as the drafter's process reports that time.
+Run ``python -m benchmarks.node_overhead``, which measures ``draft_model`` and ``ngram``. A round is what an engine does
+in a step: it reports commits, asks for drafts, and waits. Rounds alternate between the executors. The overhead is the
+time of a round without the time of the drafter, as the drafter's process reports that time.
 """
 
 from __future__ import annotations

@@ -162,9 +162,10 @@ REPORTS = {
         "Execution modes",
         "The target of the zoo and its drafter, four tokens a draft, greedy. *overlap* is the working time of "
         "drafter and target over the elapsed time. Drafter nodes and their target have injected times and delays. "
-        "Each message waits for the delay of its link.",
+        "Each message waits for the delay of its link. A round of a node reports commits, asks for drafts and waits.",
         (
             ("Speed over sequential", "pipelining"),
+            ("A round through a drafter node on the same machine", "node_overhead"),
             ("Drafter nodes over slow links, high load", "cosine_nodes_links"),
             ("Drafter nodes over slow links, low load", "cosine_nodes_links_low"),
         ),

@@ -158,6 +158,17 @@ def pipelining(found: Found) -> Iterator[str]:
         yield _row(way, *cells)
 
 
+def node_overhead(found: Found) -> Iterator[str]:
+    """Time of a round without the time of the drafter, and how much more a node takes than a process."""
+    yield from _head("drafter", "requests", "executor", "ms per round", "ms without drafting", "ms over a process")
+    process = {(row["drafter"], row["batch"]): row for row in found["rows"] if row["executor"] == "process"}
+    for row in found["rows"]:
+        least = process[row["drafter"], row["batch"]]["overhead"]
+        more = "" if row["executor"] == "process" else f"{1e3 * (row['overhead'] - least):.2f}"
+        times = [f"{1e3 * row[name]:.2f}" for name in ("seconds", "overhead")]
+        yield _row(f"`{row['drafter']}`", str(row["batch"]), row["executor"], *times, more)
+
+
 def node_links(found: Found) -> Iterator[str]:
     """Throughput of pools on drafter nodes, and the idle share of the target, by the delay of the links."""
     variants = {
@@ -343,6 +354,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "simulated_ensembles": simulated_ensembles,
     "pipelining": pipelining,
     "cosine": node_links,
+    "node_overhead": node_overhead,
     "pool": pool,
     "heads": heads,
     "gguf": gguf,
