@@ -85,6 +85,13 @@ def test_wide_tree_is_cut_at_max_nodes() -> None:
     assert found["requests"] == 2
 
 
+def test_failing_nodes_cost_drafts_only() -> None:
+    runs = simulate(Scenario.read(SCENARIOS / "failing-nodes.yaml"), SCENARIOS)["runs"]
+    speed = {run["variant"]: run["throughput"] for run in runs}
+    assert {run["requests"] for run in runs} == {96}, "every request ends"
+    assert speed["off"] < speed["all fail"] < min(speed["one fails"], speed["nodes"])
+
+
 @pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_scenarios_can_be_read(file: Path) -> None:
     assert Scenario.read(file).variants
