@@ -54,12 +54,13 @@ REPORTS = {
     "earlier": Report(
         "This version and an earlier commit",
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
-        "this version over the time of the commit: below 1, this version is faster. `http` compares the mean latency "
+        "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean latency "
         "of requests, `overhead` the time of a step and the part of a step outside of the forwards.",
         (
             ("Closed loops", "same_speed"),
+            ("Closed loops of pools", "same_speed_pools"),
             ("Servers under Poisson arrivals", "same_speed_http"),
-            ("Time of a step", "same_speed_overhead"),
+            ("The same, more turns", "same_speed_http_again"),
         ),
     ),
     "servers": Report(

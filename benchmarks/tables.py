@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks import weight_tables
 from benchmarks.common import ROOT
+from benchmarks.table_lines import Found, heading, interval, line
 
-Found = Mapping[str, Any]
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
 OURS = """'off={"speculative_config": {"method": "off"}}'
 'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
@@ -47,12 +47,12 @@ def compared(found: Found) -> Iterator[str]:
     names = [run["label"] for run in found["runs"]]
     against = [name for name in BASELINES if name in names]
     ratios = {(row["system"], row["baseline"]): row for row in found["ratios"] if row["cost"] == "time_per_token"}
-    yield from _head("", "tokens/s", *(f"× {name}" for name in against), "acceptance length", "same text")
+    yield from heading("", "tokens/s", *(f"× {name}" for name in against), "acceptance length", "same text")
     for run in found["runs"]:
-        cells = [_ratio(ratios.get((run["label"], name))) for name in against]
+        cells = [interval(ratios.get((run["label"], name))) for name in against]
         length = run["speculation"].get("mean_acceptance_length")
         same = run.get("same_text")
-        yield _row(
+        yield line(
             f"`{run['label']}`",
             f"{run['output_throughput']:.0f}",
             *cells,
@@ -66,27 +66,27 @@ def roofline(found: Found) -> Iterator[str]:
     device = found["roofline"]
     speeds = (device["bytes_per_s"] / 1e9, device["flops_per_s"] / 1e9)
     yield "Memory read at {:.0f} GB/s, products at {:.0f} GFLOP/s.\n".format(*speeds)
-    yield from _head("", "MB / token", "least ms / token", "ms / token", "share, forwards", "share, all")
+    yield from heading("", "MB / token", "least ms / token", "ms / token", "share, forwards", "share, all")
     for run in found["runs"]:
         times = [run[key] for key in ("megabytes_per_token", "floor_ms_per_token", "ms_per_token")]
         shares = [f"{run[key]:.0%}" for key in ("share_of_target", "share_of_round")]
-        yield _row(run["label"], *(f"{value:.2f}" for value in times), *shares)
+        yield line(run["label"], *(f"{value:.2f}" for value in times), *shares)
 
 
 def forwards(found: Found) -> Iterator[str]:
     """The forward of cospec and the forward of llama.cpp."""
-    yield from _head("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast")
+    yield from heading("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("theirs_ms", "ours_ms")]
-        yield _row(row["weights"], str(row["rows"]), *times, _ratio(row))
+        yield line(row["weights"], str(row["rows"]), *times, interval(row))
 
 
 def overhead(found: Found) -> Iterator[str]:
     """Time of a step, and the part outside of the models' forwards."""
-    yield from _head("", "batch", "temperature", "ms / step", "engine", "share")
+    yield from heading("", "batch", "temperature", "ms / step", "engine", "share")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("round_ms", "engine_ms")]
-        yield _row(row["system"], str(row["batch"]), str(row["temperature"]), *times, f"{row['share']:.1%}")
+        yield line(row["system"], str(row["batch"]), str(row["temperature"]), *times, f"{row['share']:.1%}")
 
 
 def collaborative(found: Found) -> Iterator[str]:
@@ -94,32 +94,32 @@ def collaborative(found: Found) -> Iterator[str]:
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
     methods = list(dict.fromkeys(name for _, row in rows for name in row["over_standard"] if name != "standard"))
     whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
-    yield from _head("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
+    yield from heading("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
     for name, row in rows:
         if row["domain"] == "all":
             own = row["over_standard"]
             ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*own[method]) if method in own else "" for method in methods]
             ratios += ["{:.2f}".format(row["with_prompts"]["alternate"][0]) for _ in whole]
-            yield _row(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
+            yield line(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
     yield "\nOne request at a time, predicted and measured:\n"
     kinds = (("naive", "theorem 3.1"), ("alternate", "theorem 3.6"))
     heads = [head for kind, theorem in kinds for head in (theorem, f"`{kind}`, process", "measured")]
-    yield from _head("", "T", "domain", "α of each", "bound", *heads)
+    yield from heading("", "T", "domain", "α of each", "bound", *heads)
     for name, row in rows:
         if row["batch"] == 1 and (said := row.get("theory")):
             values = [said[key] for kind, theorem in kinds for key in (theorem, f"{kind} process", f"{kind} measured")]
             alphas, bound = (", ".join(f"{x:.2f}" for x in said.get(key, ())) for key in ("alpha", "bound"))
             cells = [f"{value:.2f}" for value in values]
-            yield _row(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
+            yield line(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
 
 
 def simulated_ensembles(found: Found) -> Iterator[str]:
     """Measured and simulated speed over standard decoding, by setting, batch and temperature."""
-    yield from _head("", "batch", "T", "domain", "measured", "simulated", "process")
+    yield from heading("", "batch", "T", "domain", "measured", "simulated", "process")
     for row in found["rows"]:
         measured = "{:.2f} ({:.2f} to {:.2f})".format(row["measured"], *row["interval"])
         figures = [f"{row[key]:.2f}" for key in ("simulated", "process")]
-        yield _row(
+        yield line(
             f"`{row['setting']}`", str(row["batch"]), f"{row['temperature']:g}", row["domain"], measured, *figures
         )
     errors = found["median_error"]
@@ -136,37 +136,37 @@ def load(found: Found) -> Iterator[str]:
     over = [key for key in kinds if key in found["rows"][0]]
     heads = [head for key in over for head in (kinds[key], "p99")]
     turns = ["median of turns"] if "paired" in found["rows"][0] else []
-    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *heads, *turns)
+    yield from heading("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *heads, *turns)
     for row in found["rows"]:
         latencies = ["{mean:.0f} / {p99:.0f}".format_map(_milliseconds(row["latency"][name])) for name in names]
-        ratios = [_ratio(row[key][measure]) for key in over for measure in ("mean", "p99")]
-        ratios += [_ratio(row["paired"]) for _ in turns]
-        yield _row(f"{row['rate']:g}", *latencies, *ratios)
+        ratios = [interval(row[key][measure]) for key in over for measure in ("mean", "p99")]
+        ratios += [interval(row["paired"]) for _ in turns]
+        yield line(f"{row['rate']:g}", *latencies, *ratios)
 
 
 def pipelining(found: Found) -> Iterator[str]:
     """Each execution mode over ``sequential``, for each batch size."""
     batches = found["batches"]
     heads = [head for size in batches for head in (f"{size} at once: over sequential", "overlap")]
-    yield from _head("execution mode, drafter executor", *heads)
+    yield from heading("execution mode, drafter executor", *heads)
     for way in next(iter(batches.values())):
         cells: list[str] = []
         for row in (ways[way] for ways in batches.values()):
             shown_ratio = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
             cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else shown_ratio]
             cells += [f"{row['overlap']:.2f}"]
-        yield _row(way, *cells)
+        yield line(way, *cells)
 
 
 def node_overhead(found: Found) -> Iterator[str]:
     """Time of a round without the time of the drafter, and how much more a node takes than a process."""
-    yield from _head("drafter", "requests", "executor", "ms per round", "ms without drafting", "ms over a process")
+    yield from heading("drafter", "requests", "executor", "ms per round", "ms without drafting", "ms over a process")
     process = {(row["drafter"], row["batch"]): row for row in found["rows"] if row["executor"] == "process"}
     for row in found["rows"]:
         least = process[row["drafter"], row["batch"]]["overhead"]
         more = "" if row["executor"] == "process" else f"{1e3 * (row['overhead'] - least):.2f}"
         times = [f"{1e3 * row[name]:.2f}" for name in ("seconds", "overhead")]
-        yield _row(f"`{row['drafter']}`", str(row["batch"]), row["executor"], *times, more)
+        yield line(f"`{row['drafter']}`", str(row["batch"]), row["executor"], *times, more)
 
 
 def node_links(found: Found) -> Iterator[str]:
@@ -177,11 +177,11 @@ def node_links(found: Found) -> Iterator[str]:
     }
     delays = sorted({delay for _, delay in variants})
     heads = [head for delay in delays for head in (f"tokens/s, {delay:g} ms", "target idle")]
-    yield from _head(f"{found['requests']} requests", *heads)
+    yield from heading(f"{found['requests']} requests", *heads)
     for name in dict.fromkeys(name for name, _ in variants):
         rows = [variants[name, delay] for delay in delays]
         figures = [(f"{row['tokens_per_second']:.0f}", f"{row['target_idle']:.0%}") for row in rows]
-        yield _row(name, *(cell for pair in figures for cell in pair))
+        yield line(name, *(cell for pair in figures for cell in pair))
 
 
 def pool(found: Found) -> Iterator[str]:
@@ -190,7 +190,7 @@ def pool(found: Found) -> Iterator[str]:
     mixed = {(row["system"], row["temperature"]): row for row in found["rows"] if row["workload"] == "mixed"}
     figures = {"acceptance": "acceptance", "tokens_per_call": "per call", "verified": "verified"}
     yield "Three domains mixed:\n"
-    yield from _head(
+    yield from heading(
         "", *(f"{name}, T = {temperature:g}" for temperature in heats for name in (*figures.values(), "tokens/s"))
     )
     for name in dict.fromkeys(system for system, _ in mixed if not system[0].isdigit()):
@@ -198,7 +198,7 @@ def pool(found: Found) -> Iterator[str]:
         for row in (mixed[name, temperature] for temperature in heats):
             cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in figures]
             cells += ["{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"])]
-        yield _row(name, *cells)
+        yield line(name, *cells)
     yield "\n`hedge`, acceptance lengths over those of the best drafter alone / of `all` / of `explore`:\n"
     yield from _by_workload(found["hedge"], ("best alone", "all", "explore"))
     if "same_nodes" in found:
@@ -206,33 +206,33 @@ def pool(found: Found) -> Iterator[str]:
         yield from _by_workload(found["same_nodes"], ("best tree",))
     yield "\nSpecialists on their domains, accepted of drafted tokens over that of each other drafter:\n"
     others = list(dict.fromkeys(name for row in found["specialists"] for name in row if isinstance(row[name], list)))
-    yield from _head("", "T", *others)
+    yield from heading("", "T", *others)
     for row in found["specialists"]:
         shown_ratio = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
-        yield _row(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
+        yield line(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
 
 
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
     """One line per combiner and temperature; an interval where a cell has one ratio."""
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
     cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
-    yield from _head("", "T", *workloads)
+    yield from heading("", "T", *workloads)
     for combiner, temperature in dict.fromkeys(key[:2] for key in cells):
         rows = [cells[combiner, temperature, workload] for workload in workloads]
         only = ["{:.2f} ({:.2f} to {:.2f})".format(*row[names[0]]) for row in rows]
         several = [" / ".join(f"{row[name][0]:.2f}" if name in row else "" for name in names) for row in rows]
-        yield _row(combiner, f"{temperature:g}", *(only if len(names) == 1 else several))
+        yield line(combiner, f"{temperature:g}", *(only if len(names) == 1 else several))
 
 
 def heads(found: Found) -> Iterator[str]:
     """Accuracy of each head by rank; full trees and sparse trees of as many nodes."""
     accuracy = found["accuracy"]
     yield "Right among the first guesses, on the target's held-out text:\n"
-    yield from _head("head", *map(str, range(1, len(accuracy[0]) + 1)))
+    yield from heading("head", *map(str, range(1, len(accuracy[0]) + 1)))
     for number, ranks in enumerate(accuracy, start=1):
-        yield _row(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
+        yield line(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
     yield "\nAcceptance lengths of trees:\n"
-    yield from _head("T", "nodes", "widths", "full", "sparse, as deep", "sparse")
+    yield from heading("T", "nodes", "widths", "full", "sparse, as deep", "sparse")
     for kind, temperature in found["temperatures"].items():
         cells = {
             name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found[kind].items()
@@ -240,79 +240,32 @@ def heads(found: Found) -> Iterator[str]:
         for name in (name for name in cells if name.startswith("full ")):
             widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
             sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
-            yield _row(f"{temperature:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
-
-
-def gguf(found: Found) -> Iterator[str]:
-    """Times of both systems on one file, and the least time of reading the file."""
-    yield from _head("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "× one row")
-    for row in found["rows"]:
-        times = [f"{row[f'{system}_ms']:.1f}" for system in ("cospec", "llama_cpp")]
-        ratio = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**row)
-        over = f"{row['over_one_row']:.2f}" if "over_one_row" in row else ""
-        yield _row(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, over)
-
-
-def weight_bandwidth(found: Found) -> Iterator[str]:
-    """Bytes of the weights over the time of one row, and the share of the measured bandwidth."""
-    yield from _head("format", "MB", "one row, ms", "bandwidth, GB/s", "share", "aim")
-    for row in found["rows"]:
-        share = f"{row['share']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        figures = [f"{row['megabytes']:.0f}", f"{row['ms']:.1f}", f"{row['gb_per_s']:.1f}", share, f"{row['aim']:g}"]
-        yield _row(row["format"], *figures)
-
-
-def load_time(found: Found) -> Iterator[str]:
-    """Seconds of a process until its first token, and its highest own memory over the weights."""
-    yield from _head("weights", "cache of packed weights", "start, s", "loading, s", "weights, GB", "peak over weights")
-    for row in found["rows"]:
-        figures = [f"{row[key]:.1f}" for key in ("total_s", "load_s", "weights_gb")]
-        yield _row(row["weights"], row["cache"], *figures, f"{row['peak_share']:.2f}")
-
-
-def gguf_server(found: Found) -> Iterator[str]:
-    """Tokens per second of both servers, and ratios with and without drafts."""
-    systems = list(found["rows"][0]["tokens_per_second"])
-    yield from _head("draft model", "requests", *systems, "ratio, off", "ratio, draft", "accepted", "same text")
-    for row in found["rows"]:
-        speeds = [f"{row['tokens_per_second'][name]:.0f}" for name in systems]
-        ratios = [_ratio(row[key]) for key in ("without_drafts", "with_drafts")]
-        accepted = ", ".join(f"{share:.0%}" for share in row["accepted_of_drafted"].values() if share is not None)
-        yield _row(row["draft"], str(row["requests"]), *speeds, *ratios, accepted, f"{row['same_text']:.0%}")
-
-
-def peers(found: Found) -> Iterator[str]:
-    """Tokens per second of each engine and of cospec on the same shape."""
-    yield from _head("engine", "its weights", "cospec's weights", "batch", "tokens/s", "cospec, tokens/s", "ratio")
-    for row in found["rows"]:
-        speeds = [f"{row[key]:.0f}" for key in ("peer_tokens_per_second", "own_tokens_per_second")]
-        kinds = [row["weights"], row["own_weights"]]
-        yield _row(f"{row['peer']} {row['version']}", *kinds, str(row["batch"]), *speeds, _ratio(row))
+            yield line(f"{temperature:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
 def same_speed(found: Found) -> Iterator[str]:
     """Time of this checkout over the time of an earlier commit."""
-    yield from _head("mode", "configuration", "load", "turns", f"time over {found['other_commit']}")
+    yield from heading("mode", "configuration", "load", "turns", f"time over {found.get('other_commit', 'the commit')}")
     for row in found["rows"]:
         mode, configuration, *load = row["cell"].split(", ")
-        yield _row(mode, f"`{configuration}`", ", ".join(load), str(row["turns"]), _ratio(row))
+        yield line(mode, f"`{configuration}`", ", ".join(load), str(row["turns"]), interval(row))
 
 
 def policy_cost(found: Found) -> Iterator[str]:
     """Time of planning and learning, and their share of a step."""
-    yield from _head("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
+    yield from heading("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
     for row in found["rows"]:
         times = [f"{row[key]:.1f}" for key in ("plan_us", "observe_us", "round_ms")]
-        yield _row(f"`{row['policy']}`", str(row["batch"]), *times, f"{row['share']:.2%}")
+        yield line(f"`{row['policy']}`", str(row["batch"]), *times, f"{row['share']:.2%}")
 
 
 def policy_gain(found: Found) -> Iterator[str]:
     """Gains of options over the default, in the engine by requests per second, in a scenario by requests at a time."""
-    yield from _head("where", "load", "variant", "gain")
+    yield from heading("where", "load", "variant", "gain")
     for row in found["rows"]:
         if row["low"] < row["high"]:  # the default has a gain of exactly 1
             gain = f"{row['gain']:.3f}× ({row['low']:.3f} to {row['high']:.3f})"
-            yield _row(row["where"], f"{row['load']:g}", f"`{row['variant']}`", gain)
+            yield line(row["where"], f"{row['load']:g}", f"`{row['variant']}`", gain)
 
 
 def fidelity(found: Found) -> Iterator[str]:
@@ -320,13 +273,13 @@ def fidelity(found: Found) -> Iterator[str]:
     heads = [
         f"{name}, {measure}" for measure in ("mean", "p99") for name in ("measured, ms", "simulator", "second run")
     ]
-    yield from _head("requests/s", "configuration", *heads)
+    yield from heading("requests/s", "configuration", *heads)
     for row in found["rows"]:
         cells: list[str] = []
         for measure in ("mean", "p99"):
             cells += [f"{1e3 * row['measured'][measure]:.0f}"]
             cells += [f"{row[kind][measure]:+.1%}" for kind in ("error", "again")]
-        yield _row(f"{row['rate']:g}", f"`{row['config']}`", *cells)
+        yield line(f"{row['rate']:g}", f"`{row['config']}`", *cells)
 
 
 def second_implementations(found: Found) -> Iterator[str]:
@@ -337,10 +290,10 @@ def second_implementations(found: Found) -> Iterator[str]:
     for row in found["rows"]:
         ratios.setdefault(row["name"], {})[row["batch"]] = row["ratio"]
     heads = ("pair", "batch", "temperature", "native over readable", "turns", "tokens", "why the native part stays")
-    yield from _head(*heads)
+    yield from heading(*heads)
     for row in found["rows"]:
         counts, why = [str(row[key]) for key in ("turns", "tokens")], why_it_stays(row["name"], ratios[row["name"]])
-        yield _row(row["name"], str(row["batch"]), f"{row['temperature']:g}", _ratio(row), *counts, why)
+        yield line(row["name"], str(row["batch"]), f"{row['temperature']:g}", interval(row), *counts, why)
 
 
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
@@ -357,15 +310,13 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "node_overhead": node_overhead,
     "pool": pool,
     "heads": heads,
-    "gguf": gguf,
-    "peers": peers,
-    "weight_bandwidth": weight_bandwidth,
-    "load_time": load_time,
-    "gguf_server_q4_0": gguf_server,
-    "gguf_server_q8_0": gguf_server,
-    "same_speed": same_speed,
-    "same_speed_http": same_speed,
-    "same_speed_overhead": same_speed,
+    "gguf": weight_tables.gguf,
+    "peers": weight_tables.peers,
+    "weight_bandwidth": weight_tables.weight_bandwidth,
+    "load_time": weight_tables.load_time,
+    "gguf_server_q4_0": weight_tables.gguf_server,
+    "gguf_server_q8_0": weight_tables.gguf_server,
+    "same": same_speed,
     "policy_cost": policy_cost,
     "second_implementations": second_implementations,
     "policy_gain": policy_gain,
@@ -399,19 +350,3 @@ def _wrapped(command: str) -> Iterator[str]:
 
 def _milliseconds(seconds: Found) -> dict[str, float]:
     return {key: 1e3 * value for key, value in seconds.items()}
-
-
-def _head(*names: str) -> Iterator[str]:
-    yield _row(*names)
-    yield "| --- " * len(names) + "|"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _ratio(row: Found | None) -> str:
-    if row is None:
-        return ""
-    interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
-    return f"{row['ratio']:.2f}{interval}"
