@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -59,6 +60,7 @@ PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection
 MOST_JOINED = 2  # nodes that joined; a further node takes the place of the oldest
 ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
 DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
+SETTLE_SECONDS = 15.0  # for checks of idle engines and the end of connections
 SECONDS = 180.0  # a request that takes longer is lost
 
 
@@ -86,6 +88,9 @@ class Report:
         refused: answers that the server's queue is full; the client asks again, as the answer says.
         replayed: requests that went on on another replica.
         longest_pause: seconds between two events of a stream.
+        checks: checks of idle engines for leaked pages and states, since their latest start.
+        leaks: checks that found one.
+        sockets: connections of engines whose other end has gone.
         left: command lines of processes that outlived the cluster.
     """
 
@@ -97,6 +102,9 @@ class Report:
     replayed: float = 0.0
     longest_pause: float = 0.0
     running_after: float = 0.0
+    checks: float = 0.0
+    leaks: float = 0.0
+    sockets: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -175,9 +183,21 @@ async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, rep
 
     async with client:
         await asyncio.gather(*(one(number, each) for number, each in enumerate(asks)))
-        figures = (await client.get("/metrics")).text
+        figures = await _settled(client)
     report.replayed = _figure(figures, "cospec:requests_replayed_total")
     report.running_after = _figure(figures, "cospec:num_requests_live")
+    report.checks = _figure(figures, "cospec:integrity_checks_total")
+    report.leaks = _figure(figures, "cospec:integrity_errors_total")
+
+
+async def _settled(client: httpx.AsyncClient) -> str:
+    """The metrics after a check of an idle engine."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while True:
+        figures = (await client.get("/metrics")).text
+        if _figure(figures, "cospec:integrity_checks_total") or time.monotonic() > end:
+            return figures
+        await asyncio.sleep(0.5)
 
 
 @dataclass(slots=True)
@@ -228,6 +248,18 @@ def _listens(engine: int) -> int | None:
     except psutil.Error:  # the engine has ended
         return None
     return next((each.laddr.port for each in found if each.status == psutil.CONN_LISTEN), None)
+
+
+def half_open(engines: Sequence[int]) -> list[str]:
+    """Connections that an engine has not closed after the end of the other process."""
+    import psutil
+
+    found: list[str] = []
+    for engine in engines:
+        with contextlib.suppress(psutil.Error):  # the engine has ended
+            connections = psutil.Process(engine).net_connections("tcp")
+            found += [f"{engine}: {each.laddr}" for each in connections if each.status == psutil.CONN_CLOSE_WAIT]
+    return found
 
 
 async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random, joined: Joined) -> None:
@@ -285,6 +317,10 @@ async def _both(
     finally:
         faults.cancel()
         notes[2].close()
+    end = time.monotonic() + SETTLE_SECONDS
+    while (found := half_open(cluster.engines())) and time.monotonic() < end:
+        await asyncio.sleep(0.5)
+    notes[0].sockets = found
 
 
 def _figure(text: str, name: str) -> float:
@@ -304,7 +340,7 @@ def main() -> None:
         report = run(given.minutes * 60, requests, given.every, Path(folder))
     given.output.write_text(json.dumps(asdict(report), indent=2) + "\n")
     print(given.output.read_text(), end="")
-    raise SystemExit(bool(report.lost or report.wrong or report.left))
+    raise SystemExit(bool(report.lost or report.wrong or report.left or report.leaks or report.sockets))
 
 
 if __name__ == "__main__":

@@ -17,3 +17,4 @@ def test_no_request_is_lost_or_wrong(tmp_path: Path) -> None:
     assert (report.lost, report.wrong, report.errors, report.left) == (0, 0, [], [])
     assert report.faults["join node"] and sum(report.faults.values()) >= 2
     assert report.running_after == 0
+    assert report.checks and (report.leaks, report.sockets) == (0, [])

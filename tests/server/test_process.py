@@ -21,7 +21,7 @@ from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_process_main import EngineCoreProc, ProgressCounter
-from cospec.runtime.messages import Stop
+from cospec.runtime.messages import Measure, Measured, Stop
 from cospec.sampling_params import SamplingParams
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
@@ -285,26 +285,34 @@ class Unbalanced(FakeEngine):
 
 
 class Commands:
-    """A connection without messages until the loop has waited three times; then ``Stop`` comes."""
+    """A connection without messages until the loop has waited three times; then ``Measure`` and ``Stop`` come."""
 
-    waits = 0
+    def __init__(self) -> None:
+        self.waits = 0
+        self.sent: list[Any] = []
 
     def fileno(self) -> int:
         return 0
 
     def send(self, message: Any) -> None:
-        pass
+        self.sent.append(message)
 
     def poll(self, seconds: float = 0.0) -> bool:
         return False
 
-    def receive(self, seconds: float | None = None) -> Stop | None:
+    def receive(self, seconds: float | None = None) -> Measure | Stop | None:
         self.waits += seconds != 0
-        return Stop() if self.waits > 3 else None
+        if self.waits == 3:
+            self.waits += 1
+            return Measure()
+        return Stop() if self.waits > 4 else None
 
 
 def test_an_idle_engine_learns_and_checks_once(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
     engine = Unbalanced(config)
-    EngineCoreProc(engine, Commands(), ProgressCounter(bytearray(ProgressCounter.SIZE))).run()
+    commands = Commands()
+    EngineCoreProc(engine, commands, ProgressCounter(bytearray(ProgressCounter.SIZE))).run()
     assert engine.seen == ("step", "idle", "check")
+    (found,) = [message.metrics for message in commands.sent if isinstance(message, Measured)]
+    assert (found["integrity_checks"], found["integrity_errors"]) == (1, 1)
     assert "a page is leaked" in caplog.text

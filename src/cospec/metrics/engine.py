@@ -24,6 +24,8 @@ class EngineMetrics:
     steps_in_flight: int = 0  # submitted and not collected
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
+    integrity_checks: int = 0  # of the idle engine
+    integrity_errors: int = 0  # of these checks, those that found leaked pages or states
     verifier_losses: int = 0  # after which the target's KV cache was computed again
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found

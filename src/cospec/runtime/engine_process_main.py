@@ -174,6 +174,7 @@ class EngineCoreProc:
         self._channel = channel
         self._live: dict[str, Request] = {}
         self._checked = True  # nothing has happened yet that could have lost something
+        self._checks = {"integrity_checks": 0, "integrity_errors": 0}
 
     def run(self) -> None:
         """Serve until ``Stop`` comes or the parent is gone."""
@@ -202,7 +203,7 @@ class EngineCoreProc:
                 case Abort(ids):
                     self._abort(ids)
                 case Measure():
-                    self._channel.send(Measured(dataclasses.asdict(self._engine.metrics())))
+                    self._channel.send(Measured(dataclasses.asdict(self._engine.metrics()) | self._checks))
                 case Stop():
                     return False
                 case Start():
@@ -224,9 +225,11 @@ class EngineCoreProc:
 
     def _check(self) -> None:
         """An engine that has become idle looks whether anything was lost; the log has it, and service goes on."""
+        self._checks["integrity_checks"] += 1
         try:
             self._engine.check_integrity()
         except AssertionError:
+            self._checks["integrity_errors"] += 1
             log.exception("the idle engine's books do not balance")
 
     def _abort(self, ids: Sequence[str]) -> None:

@@ -41,6 +41,8 @@ COUNTERS = {
         "verifier_losses",
         "Losses of the target's processes, after which KV caches are computed again.",
     ),
+    "integrity_checks": ("integrity_checks", "Checks of the idle engine for leaked pages and states."),
+    "integrity_errors": ("integrity_errors", "Checks that found leaked pages or states; the log has details."),
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
