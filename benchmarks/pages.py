@@ -54,8 +54,8 @@ REPORTS = {
     "earlier": Report(
         "This version and an earlier commit",
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
-        "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean latency "
-        "of requests, `overhead` the time of a step and the part of a step outside of the forwards.",
+        "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
+        "latency of requests.",
         (
             ("Closed loops", "same_speed"),
             ("Closed loops of pools", "same_speed_pools"),
