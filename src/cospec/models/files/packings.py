@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +18,24 @@ from cospec.errors import ModelError
 
 
 class Layer:
-    """The tensors of one linear layer, by the last part of their names; a tensor is read when it is needed."""
+    """The tensors of one linear layer, by the last part of their names; a tensor is read when it is needed.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
-        self.shapes, self._read = shapes, read
+    Attributes:
+        name: of the layer and its folder, for errors.
+    """
+
+    def __init__(self, name: str, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
+        self.name, self.shapes, self._read = name, shapes, read
 
     def __contains__(self, part: str) -> bool:
         return part in self.shapes
 
     def __getitem__(self, part: str) -> Tensor:
         return self._read(part)
+
+    def refused(self, part: str, allowed: str) -> ModelError:
+        """Return the error about the shape of a tensor."""
+        return ModelError(f"The tensor {self.name}.{part} has shape {list(self.shapes[part])}; allowed is {allowed}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,14 +148,37 @@ def unpack(packed: Tensor, bits: int, dim: int, order: Sequence[int] | None = No
     return integers.flatten(-2).movedim(-1, dim).to(torch.int16) if count > 1 else packed.to(torch.int16)
 
 
-def as_matrix(scales: Tensor, out: int) -> Tensor:
-    """Return scales of a tensor, of outputs or of groups as ``[out, groups]``."""
-    return (scales if scales.dim() == 2 else scales.reshape(-1, 1)).expand(out, -1).contiguous()
+def as_matrix(layer: Layer, part: str, out: int) -> Tensor:
+    """Return numbers of a tensor, of outputs or of groups as ``[out, groups]``.
+
+    Raises:
+        ModelError: the numbers are of something else.
+    """
+    numbers = layer[part]
+    matrix = numbers if numbers.dim() == 2 else numbers.reshape(-1, 1)
+    if matrix.shape[0] not in (1, out) or numbers.dim() > 2:
+        raise layer.refused(part, f"[1], [{out}] or [{out}, groups]")
+    return matrix.expand(out, -1).contiguous()
 
 
-def even_groups(inputs: int, count: int) -> Tensor:
-    """Return the group of each input, for groups of neighbours of one size."""
-    return torch.arange(inputs) // -(-inputs // count)
+def even_groups(layer: Layer, part: str, inputs: int, count: int, size: int | None) -> Tensor:
+    """Return the group of each input, for groups of ``size`` neighbours, of which the last may be shorter.
+
+    Args:
+        part: tensor with ``count`` scales for each output.
+        size: from the configuration; None means groups of one size.
+
+    Raises:
+        ModelError: ``inputs`` do not make ``count`` groups.
+    """
+    if count == 1:
+        return torch.zeros(inputs, dtype=torch.int64)
+    if size is None and inputs % count:
+        raise layer.refused(part, f"a number of groups that divides {inputs} inputs, or group_size in config.json")
+    size = size or inputs // count
+    if -(-inputs // size) != count:
+        raise layer.refused(part, f"{-(-inputs // size)} groups of {size} for {inputs} inputs")
+    return torch.arange(inputs) // size
 
 
 @dataclass(frozen=True)
@@ -160,6 +191,7 @@ class Gptq(IntegerPacking):
 
     bits: int
     version: int
+    group_size: int | None = None
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def shape(self, layer: Layer) -> tuple[int, int]:
@@ -178,7 +210,11 @@ class Gptq(IntegerPacking):
             zeros = (zeros + 1) & ((1 << self.bits) - 1)
         scales = layer["scales"].float().t().contiguous()
         _, inputs = self.shape(layer)
-        groups = layer["g_idx"].long() if "g_idx" in layer else even_groups(inputs, scales.shape[1])
+        groups = (
+            layer["g_idx"].long()
+            if "g_idx" in layer
+            else even_groups(layer, "scales", inputs, scales.shape[1], self.group_size)
+        )
         return Scheme(self.bits, scales, zeros.t().contiguous(), groups)
 
 
@@ -189,6 +225,7 @@ class Awq(IntegerPacking):
     ``qweight [in, out / 8]`` and ``qzeros [groups, out / 8]`` pack eight outputs, in the order 0 2 4 6 1 3 5 7.
     """
 
+    group_size: int | None = None
     parts = ("qweight", "qzeros", "scales")
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -205,17 +242,20 @@ class Awq(IntegerPacking):
         """See ``IntegerPacking``."""
         zeros = unpack(layer["qzeros"], 4, 1, self.order).t().contiguous()
         scales = layer["scales"].float().t().contiguous()
-        return Scheme(4, scales, zeros, even_groups(self.shape(layer)[1], scales.shape[1]))
+        groups = even_groups(layer, "scales", self.shape(layer)[1], scales.shape[1], self.group_size)
+        return Scheme(4, scales, zeros, groups)
 
 
 @dataclass(frozen=True)
 class PackedIntegers(IntegerPacking):
     """compressed-tensors' ``pack-quantized``: words of 32 bits along the inputs, signed integers plus half the range.
 
-    ``weight_zero_point [out / n, groups]`` packs along the outputs; ``weight_shape`` holds ``(out, in)``.
+    ``weight_zero_point [out / n, groups]`` packs along the outputs, except a zero point of the whole tensor, which is
+    int8. ``weight_shape`` holds ``(out, in)``.
     """
 
     bits: int
+    group_size: int | None = None
     parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
     def shape(self, layer: Layer) -> tuple[int, int]:
@@ -231,17 +271,33 @@ class PackedIntegers(IntegerPacking):
     def scheme(self, layer: Layer) -> Scheme:
         """See ``IntegerPacking``."""
         out, inputs = (int(each) for each in layer["weight_shape"])
-        scales = layer["weight_scale"].float()
-        groups = layer["weight_g_idx"].long() if "weight_g_idx" in layer else even_groups(inputs, scales.shape[1])
-        zeros = torch.full(scales.shape, 1 << self.bits - 1, dtype=torch.int16)
-        if "weight_zero_point" in layer:
+        scales = as_matrix(layer, "weight_scale", out).float()
+        groups = (
+            layer["weight_g_idx"].long()
+            if "weight_g_idx" in layer
+            else even_groups(layer, "weight_scale", inputs, scales.shape[1], self.group_size)
+        )
+        return Scheme(self.bits, scales, self._zeros(layer, scales, out), groups)
+
+    def _zeros(self, layer: Layer, scales: Tensor, out: int) -> Tensor:
+        """Return the zero points ``[out, groups]``."""
+        half = 1 << self.bits - 1
+        if "weight_zero_point" not in layer:
+            return torch.full(scales.shape, half, dtype=torch.int16)
+        if layer["weight_zero_point"].dtype == torch.int8:
+            zeros = as_matrix(layer, "weight_zero_point", out).to(torch.int16) + half
+        else:
             zeros = unpack(layer["weight_zero_point"], self.bits, 0)[:out]
-        return Scheme(self.bits, scales, zeros, groups)
+        if zeros.shape != scales.shape:
+            raise layer.refused("weight_zero_point", f"a zero point for each scale of {list(scales.shape)}")
+        return zeros
 
 
+@dataclass(frozen=True)
 class PlainIntegers(IntegerPacking):
     """compressed-tensors' ``int-quantized``: int8 weights and a scale per tensor, output or group."""
 
+    group_size: int | None = None
     parts = ("weight", "weight_scale", "weight_zero_point")
 
     def shape(self, layer: Layer) -> tuple[int, int]:
@@ -256,16 +312,23 @@ class PlainIntegers(IntegerPacking):
     def scheme(self, layer: Layer) -> Scheme:
         """See ``IntegerPacking``."""
         out, inputs = self.shape(layer)
-        scales = as_matrix(layer["weight_scale"], out).float()
+        scales = as_matrix(layer, "weight_scale", out).float()
         zeros = torch.zeros_like(scales)
         if "weight_zero_point" in layer:
-            zeros = as_matrix(layer["weight_zero_point"], out)
-        return Scheme(8, scales, zeros.to(torch.int16) + 128, even_groups(inputs, scales.shape[1]))
+            zeros = as_matrix(layer, "weight_zero_point", out)
+        groups = even_groups(layer, "weight_scale", inputs, scales.shape[1], self.group_size)
+        return Scheme(8, scales, zeros.to(torch.int16) + 128, groups)
 
 
+@dataclass(frozen=True)
 class Fp8(Packing):
-    """Float8 weights, and scales of the tensor, of outputs, or of tiles (``weight_scale_inv`` of DeepSeek)."""
+    """Float8 weights, and scales of the tensor, of outputs, or of tiles (``weight_scale_inv`` of DeepSeek).
 
+    Attributes:
+        tile: outputs and inputs of a tile; the last tiles may be smaller.
+    """
+
+    tile: tuple[int, int] = (128, 128)
     parts = ("weight", "weight_scale", "weight_scale_inv")
     dtype = torch.bfloat16
 
@@ -277,62 +340,13 @@ class Fp8(Packing):
     def decode(self, layer: Layer) -> Tensor:
         """See ``Packing``; products are rounded to bfloat16."""
         weight = layer["weight"].float()
-        scale = (layer["weight_scale"] if "weight_scale" in layer else layer["weight_scale_inv"]).float()
-        scale = scale if scale.dim() == 2 else as_matrix(scale, weight.shape[0])
-        tile = [-(-length // count) for length, count in zip(weight.shape, scale.shape, strict=True)]
-        whole = scale.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
-        return (weight * whole[: weight.shape[0], : weight.shape[1]]).bfloat16()
-
-
-_BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
-
-
-def choose_packing(name: str, config: Mapping[str, Any]) -> Packing:
-    """Return the packing that a ``quantization_config`` describes.
-
-    Raises:
-        ModelError: no packing fits; the sentence names method and kind.
-    """
-    method = config.get("quant_method") or config.get("quant_algo")
-    bits = config.get("bits", config.get("w_bit"))
-    layout = str(config.get("checkpoint_format", "gptq"))
-    if method == "gptq" and bits in (2, 4, 8) and layout in ("gptq", "gptq_v2"):
-        return Gptq(bits, 2 if layout == "gptq_v2" else 1)
-    if method == "awq" and bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
-        return Awq()
-    if method == "fp8":
-        return Fp8()
-    if method == "compressed-tensors":
-        return _compressed(name, config)
-    raise _refused(name, config)
-
-
-def _compressed(name: str, config: Mapping[str, Any]) -> Packing:
-    layout, groups = config.get("format"), config.get("config_groups") or {}
-    kinds = {_bits_and_type(group.get("weights")) for group in groups.values()}
-    if len(kinds) == 1:
-        ((bits, kind),) = kinds
-        if layout == "pack-quantized" and kind == "int" and bits in (2, 4, 8):
-            return PackedIntegers(bits)
-        if layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8:
-            return PlainIntegers()
-        if layout in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
-            return Fp8()
-    raise _refused(name, config)
-
-
-def _bits_and_type(weights: Any) -> tuple[int, str]:
-    found = weights if isinstance(weights, dict) else {}
-    return int(found.get("num_bits") or 0), str(found.get("type", "int"))
-
-
-def _refused(name: str, config: Mapping[str, Any]) -> ModelError:
-    method = config.get("quant_method") or config.get("quant_algo") or "an unnamed method"
-    bits = next((config[key] for key in ("bits", "w_bit") if isinstance(config.get(key), int)), None)
-    bits = bits or next((each for key, each in _BITSANDBYTES.items() if config.get(key) is True), None)
-    layout = config.get("checkpoint_format") or config.get("version") or config.get("format")
-    shown = ", ".join(str(each) for each in (method, f"{bits} bits" if bits else None, layout) if each)
-    return ModelError(
-        f"The model {name} is stored quantized ({shown}); allowed are gptq with 2, 4 and 8 bits, awq with 4 bits in "
-        "version gemm, compressed-tensors in pack-quantized, int-quantized and float-quantized, and fp8."
-    )
+        part = "weight_scale" if "weight_scale" in layer else "weight_scale_inv"
+        scale, (out, inputs) = layer[part].float(), weight.shape
+        if scale.numel() == 1 or scale.shape in ((out,), (out, 1)):
+            return (weight * scale.reshape(-1, 1)).bfloat16()
+        tiles = (-(-out // self.tile[0]), -(-inputs // self.tile[1]))
+        if scale.shape != tiles:
+            size = " x ".join(map(str, self.tile))
+            raise layer.refused(part, f"[1], [{out}] or {list(tiles)}, a scale for each tile of {size}")
+        whole = scale.repeat_interleave(self.tile[0], 0).repeat_interleave(self.tile[1], 1)
+        return (weight * whole[:out, :inputs]).bfloat16()

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from cospec.errors import ModelError
-from cospec.models.files.packings import Layer, choose_packing
+from cospec.models.files.packing_selection import choose_packing
+from cospec.models.files.packings import Layer
 from cospec.models.files.source import SafetensorsSource
 from cospec.registry import WEIGHT_FORMATS
 
@@ -28,6 +29,7 @@ class QuantizedSafetensorsSource(SafetensorsSource):
 
     def __init__(self, name: str, files: Sequence[Path], config: Mapping[str, Any]) -> None:
         super().__init__(files)
+        self._name = name
         self._packing = choose_packing(name, config)
         self.dtype = self._packing.dtype
         first, *others = self._packing.parts
@@ -46,7 +48,9 @@ class QuantizedSafetensorsSource(SafetensorsSource):
     def _layer(self, module: str) -> Layer:
         shapes = {part: self.shapes.get(f"{module}.{part}") for part in self._packing.parts}
         read = partial(self._tensor, module)
-        return Layer({part: shape for part, shape in shapes.items() if shape is not None}, read)
+        return Layer(
+            f"{self._name}: {module}", {part: shape for part, shape in shapes.items() if shape is not None}, read
+        )
 
     def _tensor(self, module: str, part: str) -> Tensor:
         return super().read(f"{module}.{part}")

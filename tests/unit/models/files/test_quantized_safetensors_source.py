@@ -56,7 +56,7 @@ class Drawn:
 
     def __init__(self, bits: int, size: int, symmetric: bool, ordered: bool = True) -> None:
         random = np.random.default_rng(bits * 1000 + size)
-        count = IN // size
+        count = -(-IN // size)
         self.bits = bits
         self.integers: Numbers = random.integers(0, 1 << bits, (OUT, IN))
         self.zeros: Numbers = random.integers(0, 1 << bits, (OUT, count))
@@ -110,28 +110,42 @@ def packed_integers(bits: int, size: int, symmetric: bool, ordered: bool = True)
     return tensors, drawn.value
 
 
-def plain_integers(symmetric: bool) -> Packed:
-    drawn = Drawn(8, IN, symmetric)
+def packed_whole(symmetric: bool) -> Packed:
+    """One scale and one zero point for the whole tensor. compressed-tensors does not pack such a zero point."""
+    drawn = Drawn(4, IN, symmetric)
+    drawn.scales[:], drawn.zeros[:] = drawn.scales[0], drawn.zeros[0]
+    tensors = {
+        "weight_packed": words(drawn.integers, 4),
+        "weight_scale": drawn.halves[0],
+        "weight_shape": torch.tensor([OUT, IN]),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = torch.from_numpy(drawn.zeros[0] - 8).to(torch.int8)
+    return tensors, drawn.value
+
+
+def plain_integers(symmetric: bool, size: int = IN) -> Packed:
+    drawn = Drawn(8, size, symmetric)
     tensors = {"weight": torch.from_numpy(drawn.integers - 128).to(torch.int8), "weight_scale": drawn.halves}
     if not symmetric:
         tensors["weight_zero_point"] = torch.from_numpy(drawn.zeros - 128).to(torch.int8)
     return tensors, drawn.value
 
 
-def fp8(scales: NDArray[np.float32], name: str) -> Packed:
+def fp8(scales: NDArray[np.float32], name: str, tile: tuple[int, int] = (OUT, IN)) -> Packed:
     weight = torch.from_numpy(np.random.default_rng(3).normal(0, 1, (OUT, IN)).astype(np.float32))
     stored = weight.to(torch.float8_e4m3fn)
     found = np.zeros((OUT, IN), np.float32)
     for o in range(OUT):
         for i in range(IN):
-            scale = scales[o * scales.shape[0] // OUT, i * scales.shape[1] // IN]
+            scale = scales[o // tile[0], i // tile[1]]
             found[o, i] = np.float32(stored[o, i].float()) * scale
     rounded = torch.from_numpy(found).bfloat16().float().numpy()
     return {"weight": stored, name: torch.from_numpy(scales if scales.size > 1 else scales[0])}, rounded
 
 
-def compressed(layout: str, bits: int, kind: str = "int") -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind}}
+def compressed(layout: str, bits: int, kind: str = "int", **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **weights}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
@@ -145,17 +159,37 @@ CASES: dict[str, tuple[Packed, dict[str, Any], str | None]] = {
     "gptq-8-zeros": (gptq(8, IN, symmetric=False), {"quant_method": "gptq", "bits": 8}, None),
     "gptq-2": (gptq(2, 64), {"quant_method": "gptq", "bits": 2}, "q4_0"),
     "awq": (awq(), {"quant_method": "awq", "bits": 4, "version": "gemm"}, "q8_0"),
+    "awq-uneven": (awq(96), {"quant_method": "awq", "bits": 4, "q_group_size": 96}, "q8_0"),
     "packed-4": (packed_integers(4, 32, True), compressed("pack-quantized", 4), "q4_0"),
     "packed-4-zeros": (packed_integers(4, IN, False), compressed("pack-quantized", 4), "q8_0"),
     "packed-4-order": (packed_integers(4, 32, True, ordered=False), compressed("pack-quantized", 4), None),
     "packed-8": (packed_integers(8, 64, True), compressed("pack-quantized", 8), "q8_0"),
     "packed-small-groups": (packed_integers(4, 16, True), compressed("pack-quantized", 4), None),
+    "packed-4-uneven": (packed_integers(4, 96, False), compressed("pack-quantized", 4, group_size=96), "q8_0"),
+    "packed-4-whole": (packed_whole(True), compressed("pack-quantized", 4), "q4_0"),
+    "packed-4-whole-zero": (packed_whole(False), compressed("pack-quantized", 4), "q8_0"),
+    "int8-uneven": (plain_integers(True, 96), compressed("int-quantized", 8, group_size=96), "q8_0"),
     "int8": (plain_integers(True), compressed("int-quantized", 8), "q8_0"),
     "int8-zeros": (plain_integers(False), compressed("int-quantized", 8), None),
     "fp8": (fp8(np.array([[0.02]], np.float32), "weight_scale"), {"quant_method": "fp8"}, None),
-    "fp8-tiles": (fp8(TILES, "weight_scale_inv"), {"quant_method": "fp8"}, None),
+    "fp8-tiles": (
+        fp8(TILES, "weight_scale_inv", (OUT // 2, IN // 2)),
+        {"quant_method": "fp8", "weight_block_size": [OUT // 2, IN // 2]},
+        None,
+    ),
+    "fp8-uneven-tiles": (
+        fp8(TILES, "weight_scale_inv", (48, 96)), {"quant_method": "fp8", "weight_block_size": [48, 96]}, None
+    ),
+    "fp8-uneven-blocks": (
+        fp8(TILES, "weight_scale", (48, 96)), compressed("float-quantized", 8, "float", block_structure="48x96"), None
+    ),
+    "fp8-uneven-groups": (
+        fp8(np.repeat(TILES, OUT // 2, 0), "weight_scale", (1, 96)),
+        compressed("float-quantized", 8, "float", group_size=96),
+        None,
+    ),
     "fp8-outputs": (
-        fp8(np.linspace(0.01, 0.02, OUT, dtype=np.float32)[:, None], "weight_scale"),
+        fp8(np.linspace(0.01, 0.02, OUT, dtype=np.float32)[:, None], "weight_scale", (1, IN)),
         compressed("float-quantized", 8, "float"),
         None,
     ),
@@ -234,3 +268,49 @@ def test_other_kinds_are_named(tmp_path: Path, quantization: dict[str, Any], kin
     with pytest.raises(ModelError) as caught:
         load_model(str(tmp_path))
     assert f"is stored quantized ({kind}); allowed are gptq" in str(caught.value)
+
+
+def test_tiles_of_transformers_are_the_default(tmp_path: Path) -> None:
+    """A configuration without ``weight_block_size`` means tiles of 128 x 128, as in transformers."""
+    (tensors, wanted) = fp8(np.array([[0.02]], np.float32), "weight_scale_inv")
+    write(tmp_path, tensors, {"quant_method": "fp8"})
+    np.testing.assert_array_equal(open_source(tmp_path).read(f"{NAME}.weight").float().numpy(), wanted)
+
+
+BAD: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
+    "fp8": (
+        fp8(TILES, "weight_scale_inv", (48, 96))[0], {"quant_method": "fp8"},
+        "weight_scale_inv has shape [2, 2]; allowed is [1], [64] or [1, 1], a scale for each tile of 128 x 128.",
+    ),
+    "fp8-size": (
+        {}, {"quant_method": "fp8", "weight_block_size": [0, "a"]},
+        "has weight_block_size [0, 'a']; allowed are two positive integers.",
+    ),
+    "awq": (
+        awq(96)[0], {"quant_method": "awq", "bits": 4, "group_size": 32},
+        "scales has shape [2, 64]; allowed is 4 groups of 32 for 128 inputs.",
+    ),
+    "awq-size": ({}, {"quant_method": "awq", "bits": 4, "group_size": "x"}, "has group_size 'x'; allowed is"),
+    "awq-no-size": (
+        awq(48)[0], {"quant_method": "awq", "bits": 4},
+        "scales has shape [3, 64]; allowed is a number of groups that divides 128 inputs, or group_size",
+    ),
+    "packed": (
+        packed_integers(4, 32, True)[0] | {"weight_scale": torch.ones(3)}, compressed("pack-quantized", 4),
+        "weight_scale has shape [3]; allowed is [1], [64] or [64, groups].",
+    ),
+    "packed-zeros": (
+        packed_integers(4, 32, True)[0] | {"weight_zero_point": torch.zeros(OUT, 2, dtype=torch.int8)},
+        compressed("pack-quantized", 4),
+        "weight_zero_point has shape [64, 2]; allowed is a zero point for each scale of [64, 4].",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, case: str) -> None:
+    tensors, quantization, why = BAD[case]
+    write(tmp_path, tensors or fp8(TILES, "weight_scale_inv")[0], quantization)
+    with pytest.raises(ModelError) as caught:
+        open_source(tmp_path).read(f"{NAME}.weight")
+    assert why in str(caught.value) and tmp_path.name in str(caught.value)
