@@ -15,6 +15,8 @@ from cospec.models.files.gguf_as_folder import gguf_folder, is_gguf, linked_file
 
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?(:[\w.-]+)?")
+INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 # Files that describe a quantization outside config.json.
 _QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
@@ -132,7 +134,23 @@ def _fetched(name: str, folder: Path, choice: str) -> Path:
     described = any((found / file).exists() for file in ("config.json", "adapter_config.json"))
     if not described or not (is_gguf(found) or any(found.glob("*.safetensors"))):
         raise ModelError(f"The model {name} on the hub has no safetensors or GGUF weights with a configuration.")
+    missing = _missing(found)
+    if missing is not None:
+        raise ModelError(
+            f"The model {name} from the hub is not complete: {missing} is missing; "
+            "a start with a network resumes the download."
+        )
     return found
+
+
+def _missing(folder: Path) -> str | None:
+    """Return the name of a weight file that an interrupted download lacks."""
+    if is_gguf(folder):
+        return None  # its description needs all parts
+    shards = any(_SHARD.search(file.name) for file in folder.glob("*.safetensors"))
+    if shards and not (folder / INDEX).exists():
+        return INDEX
+    return next((name for name in _indexed(folder) if not (folder / name).exists()), None)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -202,15 +220,8 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if is_gguf(folder):
         return parts(linked_file(folder))
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            raise ModelError(f"The file {index} is not an index of safetensors files.") from None
-        _check_names(index, names)
-    elif not (folder / names[0]).exists():
+    names = _indexed(folder) or ["model.safetensors"]
+    if not (folder / INDEX).exists() and not (folder / names[0]).exists():
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         found = "weights in a format that can run code (.bin or .pt)" if pickled else "no weights"
         raise ModelError(f"The folder {folder} has {found}; allowed are safetensors weights (model.safetensors).")
@@ -222,6 +233,19 @@ def weight_files(folder: Path) -> list[Path]:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"The weights {file} cannot be read as safetensors: {error}.") from None
     return files
+
+
+def _indexed(folder: Path) -> list[str]:
+    """Return the names in a folder's index of weight files; none without an index."""
+    index = folder / INDEX
+    if not index.exists():
+        return []
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError(f"The file {index} is not an index of safetensors files.") from None
+    _check_names(index, names)
+    return names
 
 
 def _check_names(index: Path, names: list[Any]) -> None:
