@@ -17,9 +17,11 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_writer import write_gguf
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.loading import load_model, load_tokenizer
+from cospec.models.loading import LoadOptions, load_model, load_tokenizer
 from cospec.models.perplexity import perplexity
 from cospec.native import operators
+from harness.gguf_files import write_model
+from harness.gguf_models import MODELS, PROMPT, random_model
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
 TEXT = (
@@ -90,6 +92,20 @@ def test_logits_and_perplexity(whole: Path, kind: str) -> None:
     own = torch.nn.functional.cross_entropy(wanted[:-1].double(), torch.tensor(ids[1:])).exp()
     assert len(ids) == PERPLEXITY_TOKENS
     assert perplexity(model, ids, window=len(ids)) == pytest.approx(float(own), rel=PERPLEXITY_BOUND)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_every_architecture(tmp_path: Path, name: str) -> None:
+    """Random weights in float32; llama.cpp takes the long factors of a long-rope model, so cospec does too."""
+    config, values = MODELS[name]
+    path = write_model(tmp_path / "model.gguf", random_model(config), **values)
+    theirs = load(path, n_ctx=128, n_threads=1, logits_all=True)
+    theirs.eval(PROMPT)
+    wanted = torch.from_numpy(theirs.scores[: len(PROMPT)].copy())
+    model = load_model(str(path), LoadOptions(max_model_len=128))
+    assert model.pages.allocate("a", len(PROMPT))
+    found = model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
+    assert distance(found, wanted) < DISTANCES["F16"]
 
 
 def test_other_weights_are_noticed(whole: Path) -> None:

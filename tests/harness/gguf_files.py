@@ -46,7 +46,10 @@ def write_model(
     config, architecture = model.config, ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
     _write_config(writer, config, architecture, values)
-    if tokenizer is not None:
+    if tokenizer is None:
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(config.vocab_size)
+    else:
         write_tokenizer(writer, tokenizer)
     names = gguf.get_tensor_name_map(
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture), config.num_hidden_layers
@@ -61,6 +64,31 @@ def write_model(
             writer.add_tensor(own, data, raw_dtype=as_kind)
     for name, value in _rope_factors(config).items():
         writer.add_tensor(name, np.asarray(value, np.float32))
+    finish(writer)
+    return path
+
+
+def rewrite(source: Path, path: Path, changes: Mapping[str, Any], without: str = "") -> Path:
+    """Write the file ``source`` with other metadata, and without the tensor ``without``; None removes a key."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", *changes):
+            writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:2])
+    adders: dict[type, Any] = {
+        bool: writer.add_bool,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in changes.items():
+        integer: Any = writer.add_uint32 if isinstance(value, int) and value >= 0 else writer.add_int32
+        if value is not None:
+            adders.get(type(value), integer)(key, value)
+    writer.data_alignment = 32  # also where the metadata say otherwise
+    for tensor in reader.tensors:
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     finish(writer)
     return path
 

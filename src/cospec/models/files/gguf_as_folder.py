@@ -22,6 +22,7 @@ from cospec.errors import ModelError
 from cospec.machine import cache_directory
 
 VERSION = 1  # increases when the description changes, so that old folders are made again
+NO_TOKENIZER = "none"  # llama.cpp's name
 LINK = "gguf"  # without a suffix, so that no model file has the name
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -133,7 +134,7 @@ def _describe(file: Path, folder: Path) -> None:
 
     opened = GgufFile.open(file)
     _write(folder / "config.json", read_config(opened))
-    if "tokenizer.ggml.model" in opened.metadata:
+    if opened.metadata.get("tokenizer.ggml.model", NO_TOKENIZER) != NO_TOKENIZER:
         found = read_tokenizer(opened)
         found.tokenizer.save(str(folder / "tokenizer.json"))
         _write(folder / "tokenizer_config.json", found.config)

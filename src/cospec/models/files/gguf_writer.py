@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.files.gguf_config import ARCHITECTURES
+from cospec.models.files.gguf_folder import NO_TOKENIZER
 from cospec.models.files.gguf_source import MODEL_NAMES, names_of_layers
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, pre_tokenizer
 from cospec.models.files.source import EMBEDDING, HEAD, WeightSource, block_format
@@ -52,6 +53,8 @@ def write_gguf(path: Path, folder: Path, source: WeightSource, kind: str) -> Non
     _write_values(writer, config, architecture, kind)
     if (folder / "tokenizer.json").exists():
         _write_tokenizer(writer, folder)
+    else:
+        writer.add_tokenizer_model(NO_TOKENIZER)  # llama.cpp needs the key
     for name, value in _tensors(source, config, architecture):
         type_ = "f32" if value.ndim == 1 else _kind_of(value, TABLES if name in _TABLE_NAMES else kind, kind)
         data = _encoded(value, type_)
