@@ -13,6 +13,7 @@ from typing import Any
 
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
+from cospec.models.files.gguf_values import GgufValues
 
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 ROPE_FACTORS = "rope_freqs.weight"
@@ -37,40 +38,42 @@ class Architecture:
     extra: Callable[[Values], dict[str, Any]] = lambda values: {}
 
 
-class Values:
+class Values(GgufValues):
     """The metadata of one architecture."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self._all = file.metadata
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of ``ARCHITECTURE.key``."""
-        return self._all.get(f"{self._file.architecture}.{key}", default)
-
-    def number(self, key: str) -> Any:
-        """Return a required value; values of all layers must be equal.
-
-        Raises:
-            ModelError: the value is missing, or differs between layers.
-        """
-        found = self.get(key)
-        several = found if isinstance(found, list) else [found]
-        if found is None or len(set(several)) != 1:
-            problem = "lacks" if found is None else "has different layers in"
-            raise ModelError(f"The file {self._file.path} {problem} {self._file.architecture}.{key}.")
-        return several[0]
+        super().__init__(file, file.architecture)
 
     @property
     def tensors(self) -> Mapping[str, GgufTensor]:
         """The tensors of the file."""
-        return self._file.tensors
+        return self.file.tensors
 
     @property
     def head_dim(self) -> int:
         """Numbers of a head."""
-        given = self.get("attention.key_length")
-        return int(given or self.number("embedding_length") // self.number("attention.head_count"))
+        given = self.integer("attention.key_length", 0)
+        return given or self.required("embedding_length") // self.required("attention.head_count")
+
+    @property
+    def length(self) -> int:
+        """The longest context of the original model."""
+        return self.integer("rope.scaling.original_context_length", 0) or self.required("context_length")
+
+    def tensor(self, name: str, dimensions: int) -> GgufTensor:
+        """Return a tensor that the file must have."""
+        found = self.tensors.get(name)
+        if found is None or len(found.shape) != dimensions:
+            raise ModelError(f"The file {self.file.path} lacks the tensor {name} with {dimensions} dimensions.")
+        return found
+
+    def factors(self, name: str, count: int) -> list[float]:
+        """Return the factors of rotary frequencies in a tensor."""
+        found = self.tensor(name, 1)
+        if found.type != "f32" or found.shape != (count,):
+            shown = f"{found.type} {list(found.shape)}"
+            raise ModelError(f"The tensor {name} of {self.file.path} is {shown}; allowed is f32 [{count}].")
+        return [float(each) for each in found.data.view("<f4")]
 
 
 def _llama(values: Values) -> dict[str, Any]:
@@ -82,58 +85,57 @@ def _llama(values: Values) -> dict[str, Any]:
 
 def _gemma_scale(values: Values, large: int) -> int:
     """Return ``query_pre_attn_scalar``: the models of 27 B, known by their layers, have another."""
-    if values.number("block_count") == large:
-        return int(values.number("embedding_length") // values.number("attention.head_count"))
+    if values.required("block_count") == large:
+        return values.required("embedding_length") // values.required("attention.head_count")
     return values.head_dim
 
 
 def _gemma2(values: Values) -> dict[str, Any]:
     return {
-        "attn_logit_softcapping": values.get("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": values.get("final_logit_softcapping", 30.0),
-        "sliding_window": values.get("attention.sliding_window", 4096),
+        "attn_logit_softcapping": values.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": values.real("final_logit_softcapping", 30.0),
+        "sliding_window": values.integer("attention.sliding_window", 4096),
         "query_pre_attn_scalar": _gemma_scale(values, 46),
         "hidden_activation": "gelu_pytorch_tanh",
     }
 
 
 def _gemma3(values: Values) -> dict[str, Any]:
-    scaling = values.get("rope.scaling.factor", 1.0)
+    scaling = values.real("rope.scaling.factor", 1.0)
     scaled = {"rope_type": "linear", "factor": scaling} if scaling != 1.0 else {"rope_type": "default"}
     return {
-        "sliding_window": values.get("attention.sliding_window", 1024),
+        "sliding_window": values.integer("attention.sliding_window", 1024),
         "query_pre_attn_scalar": _gemma_scale(values, 62),
         "hidden_activation": "gelu_pytorch_tanh",
-        "final_logit_softcapping": values.get("final_logit_softcapping"),
+        "final_logit_softcapping": values.real("final_logit_softcapping", None),
         "rope_parameters": {
-            "full_attention": {"rope_theta": values.get("rope.freq_base", 1e6), **scaled},
-            "sliding_attention": {"rope_theta": values.get("rope.freq_base_swa", 1e4), "rope_type": "default"},
+            "full_attention": {"rope_theta": values.real("rope.freq_base", 1e6), **scaled},
+            "sliding_attention": {"rope_theta": values.real("rope.freq_base_swa", 1e4), "rope_type": "default"},
         },
     }
 
 
 def _granite(values: Values) -> dict[str, Any]:
     return _llama(values) | {
-        "embedding_multiplier": values.get("embedding_scale", 1.0),
-        "residual_multiplier": values.get("residual_scale", 1.0),
-        "logits_scaling": values.get("logit_scale", 1.0),
-        "attention_multiplier": values.get("attention.scale", values.head_dim**-0.5),
+        "embedding_multiplier": values.real("embedding_scale", 1.0),
+        "residual_multiplier": values.real("residual_scale", 1.0),
+        "logits_scaling": values.real("logit_scale", 1.0),
+        "attention_multiplier": values.real("attention.scale", values.head_dim**-0.5),
     }
 
 
 def _phi3(values: Values) -> dict[str, Any]:
-    length = values.get("rope.scaling.original_context_length", values.number("context_length"))
     return {
-        "sliding_window": values.get("attention.sliding_window") or None,
-        "original_max_position_embeddings": length,
+        "sliding_window": values.integer("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": values.length,
     }
 
 
 def _qwen3_moe(values: Values) -> dict[str, Any]:
     return {
-        "num_experts": values.number("expert_count"),
-        "num_experts_per_tok": values.number("expert_used_count"),
-        "moe_intermediate_size": values.number("expert_feed_forward_length"),
+        "num_experts": values.required("expert_count"),
+        "num_experts_per_tok": values.required("expert_used_count"),
+        "moe_intermediate_size": values.required("expert_feed_forward_length"),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
     }
@@ -153,7 +155,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", "GraniteForCausalLM", rotated_pairs=True, extra=_granite),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", rotated_pairs=True, extra=_llama),
     "olmo": Architecture(
-        "olmo", "OlmoForCausalLM", rotated_pairs=True, extra=lambda v: {"clip_qkv": v.get("attention.clamp_kqv")}
+        "olmo", "OlmoForCausalLM", rotated_pairs=True, extra=lambda v: {"clip_qkv": v.real("attention.clamp_kqv", None)}
     ),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
 }
@@ -181,61 +183,66 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     """
     kind, values = architecture(file), Values(file)
     layers = 1 + max([int(found[1]) for name in file.tensors if (found := LAYER.match(name))], default=-1)
-    if values.number("block_count") != layers or not layers:
-        number = values.number("block_count")
+    number = values.required("block_count", 0)
+    if number != layers or not layers:
         raise ModelError(f"The file {file.path} declares {number} layers, but has tensors of {layers}.")
+    vocabulary = values.tensor("token_embd.weight", 2).shape[0]
     config = {
         "architectures": [kind.model_class],
         "model_type": kind.model_type,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": values.number("embedding_length"),
-        "intermediate_size": values.number("feed_forward_length"),
+        "vocab_size": vocabulary,
+        "hidden_size": values.required("embedding_length"),
+        "intermediate_size": values.required("feed_forward_length"),
         "num_hidden_layers": layers,
-        "num_attention_heads": values.number("attention.head_count"),
-        "num_key_value_heads": values.number("attention.head_count_kv"),
+        "num_attention_heads": values.required("attention.head_count"),
+        "num_key_value_heads": values.required("attention.head_count_kv"),
         "head_dim": values.head_dim,
-        "max_position_embeddings": values.number("context_length"),
+        "max_position_embeddings": values.required("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
-        "rope_parameters": _rope(file, values),
+        "bos_token_id": token_id(file, "bos", vocabulary),
+        "eos_token_id": token_id(file, "eos", vocabulary),
+        "pad_token_id": token_id(file, "padding", vocabulary),
+        "rope_parameters": _rope(values),
     }
-    eps = values.get("attention.layer_norm_rms_epsilon")
+    eps = values.real("attention.layer_norm_rms_epsilon", None)
     return config | ({} if eps is None else {"rms_norm_eps": eps}) | kind.extra(values)
 
 
-def _rope(file: GgufFile, values: Values) -> dict[str, Any]:
+def token_id(file: GgufFile, name: str, vocabulary: int) -> int | None:
+    """Return the id of a token that the file names; None of an id outside the vocabulary."""
+    found = GgufValues(file, "tokenizer.ggml").integer(f"{name}_token_id", vocabulary, least=-1)
+    return found if 0 <= found < vocabulary else None
+
+
+def _rope(values: Values) -> dict[str, Any]:
     """Return ``rope_parameters``.
 
     A tensor of factors, as of Llama 3, becomes long-rope factors that are the same for every length.
     """
-    given: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 1e4), "rope_type": "default"}
-    rotated = values.get("rope.dimension_count", values.head_dim)
+    given: dict[str, Any] = {"rope_theta": values.real("rope.freq_base", 1e4), "rope_type": "default"}
+    rotated, path = values.integer("rope.dimension_count", values.head_dim), values.file.path
     if rotated != values.head_dim:
+        if rotated % 2 or not 0 < rotated < values.head_dim:
+            allowed = f"an even number from 2 to {values.head_dim}, the numbers of a head"
+            raise ModelError(f"The file {path} rotates {rotated} numbers (rope.dimension_count); allowed is {allowed}.")
         given["partial_rotary_factor"] = rotated / values.head_dim
-    kind, factor = values.get("rope.scaling.type", "none"), values.get("rope.scaling.factor", 1.0)
-    length = values.get("rope.scaling.original_context_length", values.number("context_length"))
+    kind, factor = values.text("rope.scaling.type", "none"), values.real("rope.scaling.factor", 1.0)
     if ROPE_FACTORS in values.tensors:
-        factors = _floats(values.tensors[ROPE_FACTORS])
-        return given | _longrope(factors, factors, values.number("context_length"), 1.0)
+        factors = values.factors(ROPE_FACTORS, rotated // 2)
+        return given | _longrope(factors, factors, values.required("context_length"), 1.0)
     if _LONG in values.tensors:
-        long, short = _floats(values.tensors[_LONG]), _floats(values.tensors[_SHORT])
-        return given | _longrope(long, short, length, values.get("rope.scaling.attn_factor"))
+        long, short = values.factors(_LONG, rotated // 2), values.factors(_SHORT, rotated // 2)
+        return given | _longrope(long, short, values.length, values.real("rope.scaling.attn_factor", None))
     if kind == "none" or factor in (0.0, 1.0):
         return given
     if kind == "linear":
         return given | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return given | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    raise ModelError(f"The file {file.path} scales rotary embeddings by {kind}; allowed are none, linear and yarn.")
+        return given | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": values.length}
+    raise ModelError(f"The file {path} scales rotary embeddings by {kind}; allowed are none, linear and yarn.")
 
 
 def _longrope(long: list[float], short: list[float], length: int, attention: float | None) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
     found["original_max_position_embeddings"] = length
     return found if attention is None else found | {"attention_factor": attention}
-
-
-def _floats(tensor: GgufTensor) -> list[float]:
-    return [float(each) for each in tensor.data.view("<f4").ravel()]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.errors import ModelError
-from cospec.models.files.gguf_config import ROPE_FACTORS, architecture, read_config
+from cospec.models.files.gguf_config import ROPE_FACTORS, Values, architecture, read_config
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
 from cospec.models.files.source import WeightSource
 from cospec.registry import WEIGHT_FORMATS
@@ -139,7 +139,7 @@ def _value(tensor: GgufTensor, rows: NDArray[np.uint8]) -> Tensor:
 
 
 def _entries(file: GgufFile) -> dict[str, _Entry]:
-    kind, config = architecture(file), read_config(file)
+    kind, config, values = architecture(file), read_config(file), Values(file)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     layer_names = names_of_layers(file.architecture)
     found: dict[str, _Entry] = {}
@@ -150,7 +150,7 @@ def _entries(file: GgufFile) -> dict[str, _Entry]:
         part, _, last = name.rpartition(".")
         block, _, own = part.removeprefix("blk.").partition(".")
         if name.endswith((_GATE_EXPERTS, _UP_EXPERTS)) and file.architecture == "qwen3moe":
-            joined = tuple(file.tensors[f"blk.{block}.{suffix}"] for suffix in (_GATE_EXPERTS, _UP_EXPERTS))
+            joined = tuple(values.tensor(f"blk.{block}.{suffix}", 3) for suffix in (_GATE_EXPERTS, _UP_EXPERTS))
             found[f"model.layers.{block}.mlp.experts.gate_up_proj"] = _Entry(joined)
             continue
         place = layer_names.get(own) if part.startswith("blk.") else MODEL_NAMES.get(part)

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from cospec.errors import ModelError
+from cospec.models.files.gguf_config import token_id
 from cospec.models.files.gguf_file import GgufFile
+from cospec.models.files.gguf_values import GgufValues
 
 _SPACE = "▁"
 # Tokens that end a turn, see llama.cpp's vocabulary loader. The metadata names one end only.
@@ -105,7 +107,7 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
         ModelError: the kind of tokenizer, or the pre-tokenizer, is unknown.
     """
     values = _Vocabulary(file)
-    kind = values.get("model")
+    kind = values.text("model", None)
     if kind not in ("gpt2", "llama"):
         raise ModelError(f"The file {file.path} has a tokenizer of type {kind}; allowed are gpt2 and llama.")
     tokenizer = _byte_level(values) if kind == "gpt2" else _sentencepiece(values)
@@ -113,50 +115,61 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
         added = [AddedToken(token, normalized=False, special=special) for token in values.of_kind(chosen)]
         tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
     starts = PRE_TOKENIZERS[values.pre].starts if kind == "gpt2" else True
-    names = {f"{name}_token": values.token(f"{key}_token_id") for name, key in _SPECIAL.items()}
+    names = {f"{name}_token": values.token(key) for name, key in _SPECIAL.items()}
     _add_ends(tokenizer, values, starts)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": file.metadata.get(f"{file.architecture}.context_length"),
+        "model_max_length": GgufValues(file, file.architecture).integer("context_length", None),
         **{name: token for name, token in names.items() if token is not None},
     }
-    template = file.metadata.get("tokenizer.chat_template")
+    template = GgufValues(file, "tokenizer").text("chat_template", None)
     return GgufTokenizer(tokenizer, config, template, values.ends())
 
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-class _Vocabulary:
+class _Vocabulary(GgufValues):
     """The metadata of the tokenizer."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self.tokens: list[str] = self.get("tokens") or []
-        self.kinds: list[int] = self.get("token_type") or [TokenKind.NORMAL] * len(self.tokens)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+        super().__init__(file, "tokenizer.ggml")
+        self.tokens = self.texts("tokens")
+        self.ids = {token: id for id, token in enumerate(self.tokens)}
+        self.kinds = self.numbers("token_type", len(self.tokens)) or [TokenKind.NORMAL] * len(self.tokens)
 
     @property
     def pre(self) -> str:
-        name = str(self.get("pre", "default"))
+        name = self.text("pre", "default")
         if name not in PRE_TOKENIZERS:
             allowed = ", ".join(PRE_TOKENIZERS)
-            raise ModelError(f"The file {self._file.path} has the pre-tokenizer {name}; allowed are {allowed}.")
+            raise ModelError(f"The file {self.file.path} has the pre-tokenizer {name}; allowed are {allowed}.")
         return name
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the pairs of tokens that are merged, the first pair first."""
+        pairs = []
+        for merge in self.texts("merges"):
+            left, _, right = merge.partition(" ")
+            if not {left, right, left + right} <= self.ids.keys():
+                raise ModelError(
+                    f"The file {self.file.path} has {merge[:40]!r} in tokenizer.ggml.merges; "
+                    "allowed are two tokens with a space between, whose union is a token."
+                )
+            pairs.append((left, right))
+        return pairs
 
     def of_kind(self, kind: TokenKind) -> list[str]:
         return [token for token, own in zip(self.tokens, self.kinds, strict=True) if own == kind]
 
     def token(self, key: str) -> str | None:
-        id = self.get(key)
-        return self.tokens[id] if id is not None and 0 <= id < len(self.tokens) else None
+        id = token_id(self.file, key, len(self.tokens))
+        return None if id is None else self.tokens[id]
 
     def ends(self) -> tuple[int, ...]:
         """Return the tokens that end an output."""
-        named = [self.get(f"{key}_token_id") for key in ("eos", "eot", "eom")]
+        named = [token_id(self.file, key, len(self.tokens)) for key in ("eos", "eot", "eom")]
         control = {token: id for id, token in enumerate(self.tokens) if self.kinds[id] == TokenKind.CONTROL}
         return tuple(sorted({id for id in [*named, *(control.get(text) for text in _ENDS)] if id is not None}))
 
@@ -173,9 +186,7 @@ def pre_tokenizer(cut: PreTokenizer) -> pre_tokenizers.PreTokenizer:
 def _byte_level(values: _Vocabulary) -> Tokenizer:
     """Byte-level BPE, as of GPT-2."""
     cut = PRE_TOKENIZERS[values.pre]
-    merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges") or []]
-    ids = {token: id for id, token in enumerate(values.tokens)}
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=cut.whole))
+    tokenizer = Tokenizer(BPE(vocab=values.ids, merges=values.merges(), ignore_merges=cut.whole))
     tokenizer.pre_tokenizer = pre_tokenizer(cut)
     if cut.composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -185,11 +196,10 @@ def _byte_level(values: _Vocabulary) -> Tokenizer:
 
 def _sentencepiece(values: _Vocabulary) -> Tokenizer:
     """BPE over characters with single bytes for unknown ones, as of sentencepiece."""
-    ids = {token: id for id, token in enumerate(values.tokens)}
     unknown = next(iter(values.of_kind(TokenKind.UNKNOWN)), None)
-    model = BPE(vocab=ids, merges=_merges(values, ids), fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    model = BPE(vocab=values.ids, merges=_merges(values), fuse_unk=True, byte_fallback=True, unk_token=unknown)
     tokenizer = Tokenizer(model)
-    prefix = bool(values.get("add_space_prefix", True))
+    prefix = values.flag("add_space_prefix", True)
     steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     joined = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -197,25 +207,27 @@ def _sentencepiece(values: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _merges(values: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _merges(values: _Vocabulary) -> list[tuple[str, str]]:
     """Return the merges of a vocabulary with scores: all pairs that form a token, best score first."""
-    given = values.get("merges")
+    given = values.merges()
     if given:
-        return [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
-    scores = values.get("scores") or [-float(id) for id in range(len(values.tokens))]
+        return given
+    scores = values.numbers("scores", len(values.tokens)) or [-float(id) for id in range(len(values.tokens))]
     merged = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
     found = []
     for id, token in enumerate(values.tokens):
         if values.kinds[id] in merged:
             pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
-            found += [(-scores[id], id, left, right) for left, right in pairs if left in ids and right in ids]
+            found += [
+                (-scores[id], id, left, right) for left, right in pairs if left in values.ids and right in values.ids
+            ]
     return [(left, right) for _, _, left, right in sorted(found, key=lambda pair: pair[:2])]
 
 
 def _add_ends(tokenizer: Tokenizer, values: _Vocabulary, starts: bool) -> None:
     """Add the tokens that begin and end each text."""
-    begin = values.token("bos_token_id") if values.get("add_bos_token", starts) else None
-    end = values.token("eos_token_id") if values.get("add_eos_token", False) else None
+    begin = values.token("bos") if values.flag("add_bos_token", starts) else None
+    end = values.token("eos") if values.flag("add_eos_token", False) else None
     ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((begin, end)) if token is not None]
     if ids:
         single = [f"{begin}:0"] * (begin is not None) + ["$A:0"] + [f"{end}:0"] * (end is not None)
