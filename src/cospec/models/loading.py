@@ -117,7 +117,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
         kv_cache_tokens=pages * options.page_size,
         max_model_len=min(length.allowed, pages * options.page_size),
         cut=length.cut,
-        slow="" if _takes_fused(config, target) else why_not(config) or "a back end is not native",
+        slow=_why_not_fused(config, target),
     )
 
 
@@ -283,12 +283,24 @@ def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, r
 
 
 def _takes_fused(config: Any, recipe: Recipe) -> bool:
-    """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
-    if recipe.options.fused == "never" or why_not(config) or not _same_gates(recipe):
-        return False
+    return not _why_not_fused(config, recipe)
+
+
+def _why_not_fused(config: Any, recipe: Recipe) -> str:
+    """Return why the hand-written forward cannot run a model, as an ending of "because the model ..."; empty if it can.
+
+    On a CPU the forward needs two native back ends.
+    """
+    if recipe.options.fused == "never":
+        return "is loaded with fused 'never'"
+    if reason := why_not(config):
+        return reason
+    if not _same_gates(recipe):
+        return "has gate and up projections of different weight formats"
     if recipe.device.type == "cuda":
-        return not has_experts(config)
-    return _attention(recipe, ()).native_forward and recipe.linear == "native"
+        return "has experts" if has_experts(config) else ""
+    native = _attention(recipe, ()).native_forward and recipe.linear == "native"
+    return "" if native else "has a back end that is not native"
 
 
 def _same_gates(recipe: Recipe) -> bool:

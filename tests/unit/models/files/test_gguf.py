@@ -17,7 +17,7 @@ from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.llama_weights import why_not
-from cospec.models.loading import LoadOptions, load_model, resolve
+from cospec.models.loading import LoadOptions, load_model, memory_plan, resolve
 from cospec.models.weights.fp32 import Fp32
 from harness.gguf_files import rewrite, write_model
 from harness.gguf_models import COMMON, MODELS, PROMPT, random_model
@@ -79,6 +79,14 @@ def test_blocks_run_alike_in_both_forwards(tmp_path: Path, name: str, kinds: dic
     readable = logits(path, fused="never", linear_backend="torch", attention_backend="sdpa")
     torch.testing.assert_close(logits(path), readable, atol=1e-3, rtol=0)
     assert float((logits(path, quantization="q8_0") - readable).abs().max()) > 1e-2  # another format, other numbers
+
+
+def test_gate_and_up_of_different_types_are_the_reason(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", random_model(MODELS["qwen3"][0]), "Q4_0", kinds={"ffn_gate": "Q8_0"})
+    assert not load_model(str(path)).native_forward
+    slow = memory_plan([(str(path), LoadOptions())]).slow
+    assert slow == "has gate and up projections of different weight formats"
+    assert memory_plan([(str(path), LoadOptions(quantization="q8_0"))]).slow == ""
 
 
 def test_memory_counts_blocks(tmp_path: Path) -> None:
