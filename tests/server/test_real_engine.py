@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from cospec.models.files.gguf_writer import write_gguf
+from cospec.models.files.weight_source_selection import open_source
 from server.served import Served, write_llama
 
 ZOO = Path(str(__import__("cospec").__file__)).parent / "zoo" / "target"
@@ -167,5 +169,29 @@ def test_zoo_serves_with_its_drafter() -> None:
         answer = server.http.post("/v1/completions", json=body).json()
         assert answer["usage"]["speculation"]["accepted"] > 0
         assert set(answer["choices"][0]["sources"]) - {"target", "bonus"}
+    finally:
+        assert server.stop() == 0
+
+
+@needs_zoo
+@pytest.mark.parametrize(("kind", "drafter"), [("q4_0", "q8_0"), ("gguf", "q4_0")])
+def test_drafts_change_no_token_of_a_quantized_target(tmp_path: Path, kind: str, drafter: str) -> None:
+    target = ["zoo", "--quantization", kind]
+    if kind == "gguf":
+        write_gguf(tmp_path / "zoo.gguf", ZOO, open_source(ZOO), "q8_0")
+        target = [str(tmp_path / "zoo.gguf")]
+    drafts = {"method": "draft_model", "model": "zoo:drafter", "quantization": drafter, "num_speculative_tokens": 4}
+    server = Served(*target, "--speculative-config", json.dumps(drafts), "--threads", "1")
+    prompts = ["It was a dark night, and", "def add(first, second):\n", "Question: Tom has 12 apples"]
+    common = {"prompt": prompts, "max_tokens": 24, "return_token_ids": True, "include_speculation_stats": True}
+    try:
+        for sampling in ({"temperature": 0}, {"temperature": 0.8, "seed": 5, "n": 2}):
+            found = []
+            for enabled in (True, False):
+                body = {**common, **sampling, "speculation": {"enabled": enabled}}
+                found.append(server.http.post("/v1/completions", json=body).json())
+            drafted, plain = ([choice["token_ids"] for choice in answer["choices"]] for answer in found)
+            assert drafted == plain and len(drafted) == 3 * int(sampling.get("n", 1))
+            assert found[0]["usage"]["speculation"]["accepted"] > 0
     finally:
         assert server.stop() == 0
