@@ -35,7 +35,7 @@ class LLM:
     ``close``, or the end of a ``with`` block, frees models, caches, threads and processes.
 
     Args:
-        model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
+        model: ``zoo``, ``zoo:NAME``, a folder, a GGUF file or a hub name.
         models, ensemble: several models with one joint distribution, such as ``{"method": "weighted", "weights": [0.6,
             0.4]}``. ``ensemble`` without ``models`` combines ``model`` and its drafter.
         speculative_config: the drafter and the acceptance method. None takes the model's default; the zoo has a

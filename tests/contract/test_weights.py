@@ -129,7 +129,8 @@ def test_options_choose_the_format() -> None:
     assert choose_format(None, torch.float16, CPU).name == "fp32"
     assert choose_format(None, torch.float16, CUDA).name == "fp16"
     assert choose_format("int8", torch.bfloat16, CPU).name == "int8"
-    for name, device in (("int4", CPU), ("bf16", CPU), ("int8", CUDA)):
+    assert choose_format("int4", torch.bfloat16, CPU).name == "q4_0"
+    for name, device in (("int3", CPU), ("bf16", CPU), ("int8", CUDA)):
         with pytest.raises(
             InvalidInput, match=f"quantization is '{name}'; allowed is int8, q8_0, .* on a CPU, or None"
         ):

@@ -15,7 +15,7 @@ from cospec.errors import InvalidInput, words
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="The target: zoo, zoo:NAME, a folder, or a hub name.")],
+    model: Annotated[str, typer.Argument(help="The target: zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")],
     drafter: Annotated[str, typer.Argument(help="The drafter, with the target's vocabulary.")],
     references: Annotated[
         Path, typer.Option(metavar="FILE", help="JSON lines with prompt (or turns) and reference, the answer.")

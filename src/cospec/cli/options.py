@@ -16,11 +16,11 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="zoo, zoo:NAME, a folder, or a hub name; several models form an ensemble.",
+        help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; several models form an ensemble.",
         show_default="zoo",
     ),
 ]
-Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, or a hub name.")]
+Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")]
 SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
@@ -77,7 +77,12 @@ GpuMemoryUtilization = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)]
 Quantization = Annotated[
-    str | None, typer.Option(help="int8 stores linear weights as 8-bit integers.", rich_help_panel=ENGINE)
+    str | None,
+    typer.Option(
+        help="Format of linear weights: int8 (a scale per output), int4 (q4_0), or blocks of GGUF: q8_0, q6_k, q5_1, "
+        "q5_k, q5_0, q4_1, q4_k, q4_0, iq4_nl, mxfp4.",
+        rich_help_panel=ENGINE,
+    ),
 ]
 KvCacheDtype = Annotated[
     str | None,

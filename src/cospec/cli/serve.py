@@ -30,7 +30,7 @@ MODEL_KEYS = {"model", "models"}
 def serve(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.", show_default="zoo")
+        str | None, typer.Argument(help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.", show_default="zoo")
     ] = None,
     models: options.Models = None,
     ensemble: options.OutputDistribution = None,

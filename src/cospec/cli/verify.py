@@ -24,7 +24,7 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="zoo, zoo:NAME, a folder, or a hub name; several form an ensemble.",
+            help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; several form an ensemble.",
             show_default="zoo",
         ),
     ] = None,

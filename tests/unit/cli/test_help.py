@@ -12,6 +12,7 @@ from typer.testing import Result
 import cospec.config
 from cospec.cli.main import app
 from cospec.config import EngineConfig
+from cospec.models.weights.format import quantizations
 from cospec.sampling_params import SamplingParams
 from cospec.server.settings import ServerSettings
 
@@ -97,3 +98,9 @@ def test_options_stand_in_groups(cospec_command: Command) -> None:
     places = [lines.index(title) for title in ("Options:", "Engine:", "Sampling:")]
     assert places == sorted(places)
     assert places[1] < next(n for n, line in enumerate(lines) if "--max-num-seqs" in line) < places[2]
+
+
+def test_models_and_weight_formats_are_listed(cospec_command: Command) -> None:
+    said = entries(cospec_command("generate", "--help").output)
+    assert set(quantizations()) <= set(said["--quantization"].replace(",", " ").replace(".", " ").split())
+    assert "a GGUF file" in " ".join(said["--model"].split())

@@ -267,7 +267,7 @@ def test_cache_budget(saved: Path) -> None:
     [
         (LoadOptions(device="tpu"), "device is 'tpu'"),
         (LoadOptions(dtype="int4"), "dtype is 'int4'"),
-        (LoadOptions(quantization="int4"), "quantization is 'int4'"),
+        (LoadOptions(quantization="int3"), "quantization is 'int3'"),
         (LoadOptions(linear_backend="own"), "linear_backend is 'own'"),
         (LoadOptions(attention_backend="own", fused="never"), "attention_backend is 'own'"),
     ],

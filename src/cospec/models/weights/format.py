@@ -127,6 +127,16 @@ class LinearWeights:
         return LinearWeights(self.weight.join([layer.weight for layer in others], rows), bias)
 
 
+OTHER_NAMES = {"int4": "q4_0"}
+"""Names of quantizations that mean another one."""
+
+
+def quantizations() -> list[str]:
+    """Return the values of the option ``quantization``."""
+    formats = [name for name in WEIGHT_FORMATS.names if WEIGHT_FORMATS.load(name)().dtype is None]
+    return [*formats, *OTHER_NAMES]
+
+
 def choose_format(
     quantization: str | None, dtype: torch.dtype, device: torch.device, field: str = "quantization"
 ) -> WeightFormat:
@@ -144,10 +154,9 @@ def choose_format(
     if quantization is None:
         fitting = [each for each in formats.values() if each.dtype == dtype and device.type in each.devices]
         return fitting[0] if fitting else formats["fp32"]
-    found = formats.get(quantization)
+    found = formats.get(OTHER_NAMES.get(quantization, quantization))
     if found is None or found.dtype is not None or device.type not in found.devices:
-        names = [name for name, each in formats.items() if each.dtype is None]
-        raise InvalidInput(field, quantization, f"{', '.join(names)} on a CPU, or None")
+        raise InvalidInput(field, quantization, f"{', '.join(quantizations())} on a CPU, or None")
     return found
 
 
