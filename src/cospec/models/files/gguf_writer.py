@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.files.gguf_config import ARCHITECTURES
+from cospec.models.files.gguf_config import ARCHITECTURES, ROPE_FACTORS
 from cospec.models.files.gguf_folder import NO_TOKENIZER
 from cospec.models.files.gguf_source import MODEL_NAMES, names_of_layers
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, pre_tokenizer
@@ -23,7 +23,8 @@ from cospec.models.weights.blocks import BlockFormat
 from cospec.registry import WEIGHT_FORMATS
 
 FLOATS = ("f32", "f16", "bf16")
-WRITABLE = ("llama", "qwen2", "qwen3")
+WRITABLE = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""Architectures of the file by ``model_type``."""
 TABLES = "q8_0"  # of embedding and output layer, whose errors count most
 _PROBES = ("It's  1234 naïve\n\n x\tDON'T  _a(b)", "don't 12345 ÀÉ 日本 \r\n  foo//bar")
 
@@ -46,11 +47,19 @@ def write_gguf(path: Path, folder: Path, source: WeightSource, kind: str) -> Non
     if kind not in kinds():
         raise InvalidInput("type", kind, ", ".join(kinds()))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architecture = config.get("model_type", "")
-    if architecture not in WRITABLE:
-        raise ModelError(f"The model {folder} is of type {architecture}; GGUF files can be written of {WRITABLE}.")
+    model_type = config.get("model_type", "")
+    if model_type not in WRITABLE:
+        allowed = ", ".join(WRITABLE)
+        raise ModelError(f"The model {folder} is of type {model_type}; GGUF files can be written of {allowed}.")
+    if model_type == "mistral" and config.get("sliding_window"):
+        window = config["sliding_window"]
+        raise ModelError(f"The model {folder} has sliding_window {window}; allowed in a written file is null.")
+    architecture = WRITABLE[model_type]
+    rope = _rope(folder, config)
     writer = GGUFWriter(path, architecture)
-    _write_values(writer, config, architecture, kind)
+    _write_values(writer, config, rope, kind)
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor(ROPE_FACTORS, _factors(config, rope))
     if (folder / "tokenizer.json").exists():
         _write_tokenizer(writer, folder)
     else:
@@ -89,12 +98,45 @@ def _encoded(value: NDArray[np.float32], kind: str) -> NDArray[Any]:
     return rows.reshape(len(value), -1)
 
 
-def _write_values(writer: GGUFWriter, config: Mapping[str, Any], architecture: str, kind: str) -> None:
-    heads = config["num_attention_heads"]
-    dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise ModelError(f"The model scales its rotary embeddings ({rope}); allowed in a written file is none.")
+def _rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of rotary embeddings with the key ``rope_type``.
+
+    Raises:
+        ModelError: a file cannot hold the scaling.
+    """
+    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    if rope["rope_type"] not in ("default", "llama3"):
+        raise ModelError(
+            f"The model {folder} scales rotary embeddings by {rope['rope_type']}; "
+            "allowed in a written file are default and llama3."
+        )
+    return rope
+
+
+def _theta(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    return float(rope.get("rope_theta") or config.get("rope_theta") or 1e4)
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _factors(config: Mapping[str, Any], rope: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return what Llama 3 divides each rotary frequency by, as llama.cpp's converter does.
+
+    Long waves are divided by ``factor``, short waves by 1, and those between by a mean.
+    """
+    dim = _head_dim(config)
+    frequencies = _theta(config, rope) ** -(np.arange(0, dim, 2) / dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    short = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - short) / rope["factor"] + short), np.float32)
+
+
+def _write_values(writer: GGUFWriter, config: Mapping[str, Any], rope: Mapping[str, Any], kind: str) -> None:
+    heads, dim = config["num_attention_heads"], _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -104,7 +146,7 @@ def _write_values(writer: GGUFWriter, config: Mapping[str, Any], architecture: s
     writer.add_key_length(dim)
     writer.add_value_length(dim)
     writer.add_rope_dimension_count(dim)
-    writer.add_rope_freq_base(float(rope.get("rope_theta") or config.get("rope_theta") or 1e4))
+    writer.add_rope_freq_base(_theta(config, rope))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     file_type = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q4_k": "MOSTLY_Q4_K_S"}

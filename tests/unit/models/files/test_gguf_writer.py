@@ -18,6 +18,7 @@ from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.perplexity import perplexity
 from harness.gguf_files import write_model
+from harness.gguf_models import MODELS
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -31,6 +32,8 @@ COMMON: dict[str, Any] = {
 CONFIGS = {
     "llama": transformers.LlamaConfig(**COMMON),
     "llama-tied": transformers.LlamaConfig(**COMMON, tie_word_embeddings=True, attention_bias=True),
+    "llama3": MODELS["llama3"][0],
+    "mistral": MODELS["mistral"][0],
     "qwen2": transformers.Qwen2Config(**COMMON),
     "qwen3": transformers.Qwen3Config(**COMMON, head_dim=24),
 }
@@ -55,7 +58,10 @@ def test_tensors_and_values_are_the_converter_s(tmp_path: Path, name: str) -> No
     assert own.tensors.keys() == other.tensors.keys()
     for key, tensor in other.tensors.items():
         assert (own.tensors[key].shape, own.tensors[key].type) == (tensor.shape, tensor.type)
-        np.testing.assert_array_equal(own.tensors[key].data, tensor.data)
+        if key == "rope_freqs.weight":
+            np.testing.assert_allclose(own.tensors[key].data.view("<f4"), tensor.data.view("<f4"), rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(own.tensors[key].data, tensor.data)
     assert {key: own.metadata[key] for key in other.metadata} == other.metadata
 
 
@@ -78,6 +84,12 @@ def test_refusals(tmp_path: Path) -> None:
     saved(tmp_path / "gemma", transformers.GemmaConfig(**COMMON, head_dim=16))
     with pytest.raises(ModelError, match="of type gemma"):
         write_gguf(tmp_path / "a.gguf", tmp_path / "gemma", source, "q8_0")
+    saved(tmp_path / "window", transformers.MistralConfig(**COMMON, sliding_window=16))
+    with pytest.raises(ModelError, match="sliding_window 16; allowed in a written file is null"):
+        write_gguf(tmp_path / "a.gguf", tmp_path / "window", source, "q8_0")
+    saved(tmp_path / "yarn", MODELS["llama-yarn"][0])
+    with pytest.raises(ModelError, match="by yarn; allowed in a written file are default and llama3"):
+        write_gguf(tmp_path / "a.gguf", tmp_path / "yarn", source, "q8_0")
 
 
 def test_perplexity_of_a_written_model_is_near(tmp_path: Path) -> None:
