@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.files.gguf_config import ARCHITECTURES, ROPE_FACTORS
 from cospec.models.files.gguf_as_folder import NO_TOKENIZER
+from cospec.models.files.gguf_config import ARCHITECTURES, ROPE_FACTORS
 from cospec.models.files.gguf_source import MODEL_NAMES, names_of_layers
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, pre_tokenizer
 from cospec.models.files.source import EMBEDDING, HEAD, WeightSource, block_format
