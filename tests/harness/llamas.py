@@ -19,6 +19,7 @@ from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
+from cospec.models.weight_cache import WeightCache
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.ensembles import Mix, weighted
@@ -58,11 +59,16 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:
-    """The model with a cache of so many pages; ``fused`` as in ``LoadOptions``."""
-    cache = pages * PAGE * BYTES_PER_TOKEN
-    return load_model(
-        str(folder), LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=cache, fused=fused)
+    """The model with a cache of so many pages; ``fused`` as in ``LoadOptions``. The first load packs the weights."""
+    options = LoadOptions(
+        device="cpu",
+        dtype="float32",
+        page_size=PAGE,
+        cache_bytes=pages * PAGE * BYTES_PER_TOKEN,
+        fused=fused,
+        weight_cache=WeightCache(1 << 30),
     )
+    return load_model(str(folder), options)
 
 
 def llama_engine(

@@ -2,7 +2,8 @@
 
 A file belongs to its key: the weight files, the options that change the packed weights, and the code that packs them.
 Large weight files count by name, inode, size, times and a sample of their contents. A write changes ``ctime``, which
-programs cannot set, so a changed file has another key. Small files count by their contents.
+programs cannot set, so a changed file has another key. Small files count by their contents. Small models are kept too:
+packing imports transformers, which takes longer.
 """
 
 from __future__ import annotations
@@ -48,11 +49,9 @@ class WeightCache:
 
     Attributes:
         max_bytes: of all files; the least recently used files are removed. 0 switches the cache off.
-        min_bytes: of the weights of a model; smaller models are packed in less than a second.
     """
 
     max_bytes: int = 0
-    min_bytes: int = 256 << 20
 
     @classmethod
     def of(cls, max_bytes: int | None) -> WeightCache:
@@ -77,7 +76,7 @@ class WeightCache:
             how: options that change the packed weights.
             size: about the bytes of the packed weights.
         """
-        key = self._key(files, how) if self.max_bytes and self.min_bytes <= size <= self.max_bytes else None
+        key = self._key(files, how) if self.max_bytes and size <= self.max_bytes else None
         if key is None:
             return _in_memory(pack)
         text = json.dumps(key, sort_keys=True).encode()

@@ -16,6 +16,7 @@ from cospec.models.llama_weights import FAMILIES, why_not
 from cospec.models.plain_config import PlainConfig, store_config, stored_config
 from cospec.native import library
 from harness.gguf_files import write_model
+from server.fake_engine import write_tokenizer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -72,20 +73,21 @@ def test_a_warm_start_imports_little(tmp_path: Path) -> None:
         "import cospec.assembly.build\n"
         "from cospec.models.loading import LoadOptions, load_model\n"
         "from cospec.models.weight_cache import WeightCache\n"
-        "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30, min_bytes=0))\n"
+        "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30))\n"
         f"load_model({str(path)!r}, options)"
     )
     assert "transformers" in imported(code)  # packs weights
     assert imported(code) == ["torch"]
 
 
-def test_the_api_process_imports_no_torch() -> None:
+def test_the_api_process_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import cospec.server.run\n"
         "from cospec.models.checkpoint import resolve\n"
         "from cospec.models.hf_tokenizer import import_libraries, tokenizer_of\n"
         "import_libraries()\n"
-        "tokenizer_of(resolve('zoo'))"
+        "tokenizer_of(resolve('zoo'))\n"
+        f"tokenizer_of({str(write_tokenizer(tmp_path))!r})"
     )
     assert imported(code) == ["transformers"]
 

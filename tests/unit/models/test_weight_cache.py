@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not(
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11, 33)
 OFF = LoadOptions(device="cpu", num_pages=4)
-CACHED = replace(OFF, weight_cache=WeightCache(1 << 30, min_bytes=0))
+CACHED = replace(OFF, weight_cache=WeightCache(1 << 30))
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,7 @@ def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     run(folders[0])
     (first,) = entries()
     size = first.stat().st_size
-    limited = replace(CACHED, weight_cache=WeightCache(int(2.5 * size), min_bytes=0))
+    limited = replace(CACHED, weight_cache=WeightCache(int(2.5 * size)))
     run(folders[1], limited)
     (second,) = set(entries()) - {first}
     os.utime(second, (1e9, 1e9))
@@ -236,7 +236,7 @@ def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     os.utime(first, (1e9, 1e9))
     run(folders[0], limited)  # a use, which makes the file recent
     assert first.stat().st_mtime > 1e9
-    too_small = replace(CACHED, weight_cache=WeightCache(size // 2, min_bytes=0))
+    too_small = replace(CACHED, weight_cache=WeightCache(size // 2))
     assert torch.equal(run(folders[1], too_small), run(folders[1], OFF))
     assert all(path.stat().st_size <= size * 1.1 for path in entries())
 
@@ -274,7 +274,6 @@ def test_writers_at_the_same_time(tmp_path: Path) -> None:
 
 def test_limits_by_option_and_environment(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(saved, OFF)
-    run(saved, replace(OFF, weight_cache=WeightCache(1 << 30)))  # a small model is not worth a file
     assert entries() == []
     assert WeightCache.of(7).max_bytes == 7
     monkeypatch.setenv(VARIABLE, "5")
