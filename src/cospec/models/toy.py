@@ -85,14 +85,15 @@ class ToyModel:
         return range(part.logits_from, len(part.tokens))
 
     def context(self, part: SequenceSlice, row: int) -> list[int]:
-        """Read the tokens that a row of a slice attends from the cache."""
+        """Read the last tokens that a row of a slice attends from the cache, at least the ``order`` that count."""
         known = part.start + part.known
         if part.start + row < known:
-            places = list(range(part.start + row + 1))
+            length, path = part.start + row + 1, list[int]()
         else:
             node = part.start + row - known
-            places = list(range(known)) + [known + above for above in path_to(part.parents, node)]
-        return [self.read(part.id, place) for place in places]
+            length, path = known, [known + above for above in path_to(part.parents, node)]
+        first = max(length + len(path) - self.order, 0)
+        return [self.read(part.id, place) for place in (*range(first, length), *path)]
 
     def write(self, id: str, place: int, token: int) -> None:
         """Write the cache entry of a position."""
