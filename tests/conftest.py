@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import shutil
 import sys
@@ -11,21 +12,28 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+# Models of the tests are tiny, and several threads only wait for each other. Read by the kernels, by torch and by the
+# processes that tests start; tests of threads set a number.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import hypothesis
 import pytest
 import torch
 
+from cospec.process_utils import freeze_gc
+
 hypothesis.settings.register_profile("cospec", deadline=None)  # no test asserts time
 hypothesis.settings.load_profile("cospec")
-torch.set_num_threads(1)  # the tests' tensors are tiny; more threads only wait for each other
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
-# Engines measure themselves at start and keep what they found; a test must neither read nor leave any of the user's.
-_CACHE = tempfile.mkdtemp(prefix="cospec-tests-")
-os.environ["XDG_CACHE_HOME"] = _CACHE
-atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+# Engines keep packed weights and what they measured; a test must neither read nor leave any of the user's. The workers
+# of ``pytest -n`` have the folder of the process that started them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHE = tempfile.mkdtemp(prefix="cospec-tests-")
+    os.environ["XDG_CACHE_HOME"] = _CACHE
+    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Switch the library off for this process, and for the processes that the tests start."""
     if config.getoption("--native") == "off":
         os.environ["COSPEC_NATIVE"] = "off"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude modules and tests from garbage collections: one scans a million objects, and ``LLM.close`` starts one."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        freeze_gc()
+        gc.enable()
 
 
 @pytest.fixture
