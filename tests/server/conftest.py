@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import uvicorn
 from cospec.config import EngineConfig
 from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.server.connections import TimedConfig
-from cospec.server.run import load_app
+from cospec.server.run import bind, load_app
 from cospec.server.settings import ServerSettings
 from server.fake_engine import FakeEngine, write_tokenizer
 
@@ -80,8 +79,7 @@ class ServerThread:
         client = AsyncEngineClient(FakeEngine.build)
         try:
             app = await load_app(client, self._config, self._settings)
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))
+            with bind("127.0.0.1", 0) as listener:
                 self._server = uvicorn.Server(TimedConfig(app, self._settings, 5))
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 listener.listen()  # connections queue until uvicorn takes them, so no client has to wait for uvicorn
