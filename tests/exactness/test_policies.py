@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
@@ -206,14 +207,14 @@ class NotedAndCut(Noted):
         return ByTheTokenItself().trim(drafts)
 
 
-def taught(cls: type[Noted], acceptance_method: str, made: list[Noted], per_position: bool) -> Engine:
-    """An engine whose policy has seen three outputs, and reviews its lengths in each step.
+def counted(policy: Policy, acceptance_method: str, calls: Sequence[int]) -> tuple[Engine, tuple[ToyModel, ToyModel]]:
+    """An engine, and its target and drafter after so many forwards each. The clock counts forwards.
 
-    The clock counts forwards, and a forward of the drafter takes half as long: the length 2 pays at high rates only.
+    A forward of the drafter takes half as long: the length 2 pays at high rates only.
     """
     models = target(), with_pool(ToyModel(2, order=1, seed=5, sharpness=1.5), 200, 4)
-    latencies = LatencyModels(*[ForwardLatency(fixed=seconds) for seconds in FORWARDS])
-    context = PolicyContext(num_speculative_tokens=2, costs=latencies)
+    for model, before in zip(models, calls, strict=True):
+        model.calls = before
 
     def clock() -> float:
         return sum(model.calls * seconds for model, seconds in zip(models, FORWARDS, strict=True))
@@ -221,25 +222,35 @@ def taught(cls: type[Noted], acceptance_method: str, made: list[Noted], per_posi
     speculative = SpeculativeConfig(
         num_speculative_tokens=2, acceptance_method=acceptance_method, policy="fixed", execution_mode="sequential"
     )
-    policy = cls(GoodputOptions(per_position=per_position), context)
     parts = assemble(models[0], ModelDrafter(models[1]), speculative, EngineConfig(), TextInfo())
-    found = with_policy(Engine(replace(parts, clock=clock)), policy, clock)
+    return with_policy(Engine(replace(parts, clock=clock)), policy, clock), models
+
+
+def taught(cls: type[Noted], acceptance_method: str, per_position: bool) -> tuple[Noted, list[int]]:
+    """A policy that has seen three outputs and reviews its lengths in each step, and the forwards so far."""
+    latencies = LatencyModels(*[ForwardLatency(fixed=seconds) for seconds in FORWARDS])
+    context = PolicyContext(num_speculative_tokens=2, costs=latencies)
+    policy = cls(GoodputOptions(per_position=per_position), context)
+    found, models = counted(policy, acceptance_method, (0, 0))
     chosen = Speculation(acceptance_method=acceptance_method)
     lessons = [Request(f"t{n}", (n % 2, 1, 0), SamplingParams(max_tokens=24), n, speculation=chosen) for n in range(3)]
     run_all(found, lessons, check=False)
-    made.append(policy)
-    return found
+    return policy, [model.calls for model in models]
 
 
 def distance_where_taught(
     cls: type[Noted], acceptance_method: str, per_position: bool
 ) -> tuple[float, list[list[DraftBudget]]]:
-    """Total variation from the target distribution, and the budgets of each path."""
+    """Total variation from the target distribution, and the budgets of each path, which has a copy of the policy."""
+    policy, calls = taught(cls, acceptance_method, per_position)
     made: list[Noted] = []
-    distance = distance_under(
-        lambda: taught(cls, acceptance_method, made, per_position), acceptance_method, company_size=0
-    )
-    return distance, [policy.noted for policy in made]
+
+    def build() -> Engine:
+        made.append(deepcopy(policy))
+        return counted(made[-1], acceptance_method, calls)[0]
+
+    distance = distance_under(build, acceptance_method, company_size=0)
+    return distance, [each.noted for each in made]
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
