@@ -156,31 +156,34 @@ def enumerated_distribution_among(
     Where room is scarce, whether a draft is made depends on the neighbours; these are the same on every path.
     """
 
+    path: StepTrace
+    reach = 0  # the length that a draft made ahead continues
+
+    def draws(seed: int, base: int) -> RandomStreams | BranchingRandom:
+        own, ahead = _parts(seed)
+        nonlocal reach
+        if own == request.seed:
+            reach = base if ahead else reach
+            branching = path.ahead if ahead else path.now
+            return BranchingRandom(branching, (base, *ahead) if ahead else base)
+        return RandomStreams(derive_seed(own, *ahead) if ahead else own, base)
+
     def run(trace: StepTrace) -> tuple[int, ...]:
+        nonlocal path, reach
+        path, reach = trace, 0
         engine, output = build(), tuple[int, ...]()
-        reach = 0  # the length that a draft made ahead continues
-
-        def draws(seed: int, base: int) -> RandomStreams | BranchingRandom:
-            own, ahead = _parts(seed)
-            nonlocal reach
-            if own == request.seed:
-                reach = base if ahead else reach
-                branching = trace.ahead if ahead else trace.now
-                return BranchingRandom(branching, (base, *ahead) if ahead else base)
-            return RandomStreams(derive_seed(own, *ahead) if ahead else own, base)
-
-        with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
-            for each in (*company, request):
-                engine.add(each)
-            while len(output) < length:
-                trace.next_step()
-                output += tuple(t for event in engine.step() if event.id == request.id for t in event.tokens)
-                engine.check_integrity()
-                if len(output) >= length or len(request.prompt) + len(output) < reach:
-                    trace.forget_ahead()
+        for each in (*company, request):
+            engine.add(each)
+        while len(output) < length:
+            trace.next_step()
+            output += tuple(t for event in engine.step() if event.id == request.id for t in event.tokens)
+            engine.check_integrity()
+            if len(output) >= length or len(request.prompt) + len(output) < reach:
+                trace.forget_ahead()
         return output[:length]
 
-    return enumerate_steps(run)
+    with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
+        return enumerate_steps(run)
 
 
 class ScriptedDrafter(Drafter):
