@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -182,7 +183,16 @@ ZOO: dict[str, dict[str, Any]] = {
         "collaboration": {"proposal": "naive", "proposer": 1, "gamma": 3},
     },
 }
-MIXES: dict[str, tuple[list[str], Mix]] = {"realign": (["target", "drafter"], powers(0.7, 0.3))}
+MIXES: dict[str, tuple[list[str], Mix]] = {
+    "target": (["target"], weighted(1.0)),
+    "realign": (["target", "drafter"], powers(0.7, 0.3)),
+}
+
+
+@cache
+def zoo_distribution(mixed: str, prompt: Sequence[int]) -> OutputDistribution:
+    members, mix = MIXES[mixed]
+    return blended_distribution_of([FAMILY / member for member in members], mix, FEW, prompt, 3)
 
 
 def zoo_outputs(llm: cospec.LLM, prompt: Sequence[int], acceptance_method: str) -> list[tuple[int, ...]]:
@@ -199,11 +209,10 @@ def zoo_outputs(llm: cospec.LLM, prompt: Sequence[int], acceptance_method: str) 
 @pytest.mark.skipif(not (FAMILY / "target" / "config.json").exists(), reason="the zoo's target is not there yet")
 @pytest.mark.parametrize("name", ZOO)
 def test_the_zoo_follows_its_distribution(name: str) -> None:
-    members, mix = MIXES.get(name, (["target"], weighted(1.0)))
     options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 64, "kv_cache_memory_bytes": 128 << 20, "threads": 1}
     with cospec.LLM(**ZOO[name], **options) as llm:
-        prompt = llm.encode("The answer is")
-        distribution = blended_distribution_of([FAMILY / member for member in members], mix, FEW, prompt, 3)
+        prompt = tuple(llm.encode("The answer is"))
+        distribution = zoo_distribution(name if name in MIXES else "target", prompt)
         for acceptance_method in ("rejection", "block"):
             assert coarse_fit(zoo_outputs(llm, prompt, acceptance_method), distribution) > LIKELY
         assert coarse_fit(zoo_outputs(llm, prompt, KeepsAll.name), distribution) < IMPOSSIBLE

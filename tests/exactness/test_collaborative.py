@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -204,10 +205,12 @@ def members(count: int = 2, pages: int = 256) -> list[ToyModel]:
     return [with_pool(model, pages, 4) for model in toys(count, 6, sharpness=2.0)]
 
 
-def standard(count: int, ensemble: Mapping[str, Any], listed: list[Request]) -> dict[str, tuple[int, ...]]:
+@cache
+def standard(name: str, params: str, requested: int) -> Mapping[str, tuple[int, ...]]:
     """Each output alone by standard collaborative decoding."""
+    count, ensemble, _ = BLENDS[name]
     found: dict[str, tuple[int, ...]] = {}
-    for request in listed:
+    for request in requests(IDENTITY[params], requested):
         found |= tokens_of(run_all(ensemble_engine(members(count), ensemble, "standard"), [request]))
     return found
 
@@ -218,7 +221,7 @@ def standard(count: int, ensemble: Mapping[str, Any], listed: list[Request]) -> 
 def test_the_tokens_of_standard_decoding(name: str, proposal: str, params: str) -> None:
     count, ensemble, _ = BLENDS[name]
     listed = requests(IDENTITY[params], 5)
-    wanted = standard(count, ensemble, listed)
+    wanted = standard(name, params, len(listed))
     gammas: list[Any] = [1, 3, [2, 1, 4][:count], "auto"]
     configs: list[dict[str, int]] = [{}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}]
     for gamma, config in zip(gammas * 2, configs * 3, strict=False):
@@ -237,7 +240,7 @@ def test_the_tokens_of_standard_decoding(name: str, proposal: str, params: str) 
 def test_greedy_under_the_other_rules(acceptance_method: str) -> None:
     ensemble = BLENDS["weighted"][1]
     for params in ("greedy", "greedy-penalised"):
-        wanted = standard(2, ensemble, requests(IDENTITY[params], 4))
+        wanted = standard("weighted", params, 4)
         for proposal, gamma in (("naive", 3), ("alternate", [2, 3])):
             engine = ensemble_engine(members(), ensemble, proposal, gamma)
             assert tokens_of(run_all(engine, requests(IDENTITY[params], 4, acceptance_method))) == wanted

@@ -125,13 +125,18 @@ def tokens(found: dict[str, list[Event]], prefix: str = "neighbour") -> dict[str
     return {id: [t for e in events for t in e.tokens] for id, events in found.items() if id.startswith(prefix)}
 
 
+@pytest.fixture
+def alone(engine: Engine) -> dict[str, list[int]]:
+    """The neighbours' tokens before any odd request."""
+    return tokens(run(engine, neighbours()))
+
+
 @settings(max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(extremes(), min_size=1, max_size=3), length=st.sampled_from([0, 1, 4]))
 def test_extreme_parameters_change_no_neighbours_tokens(
-    engine: Engine, several: list[SamplingParams], length: int
+    engine: Engine, alone: dict[str, list[int]], several: list[SamplingParams], length: int
 ) -> None:
     """All allowed extremes at once, under every rule; each such request ends by itself, whatever comes of it."""
-    alone = tokens(run(engine, neighbours()))
     odd = [
         make_request(
             f"odd{n}-{acceptance_method}",
