@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from cospec.training import eval_acceptance, export
 from cospec.training.corpus import DOMAINS, Corpus, encode, split
-from cospec.training.family import train_tokenizer
+from cospec.training.distill import train_drafter
+from cospec.training.evaluate import heldout_answers
+from cospec.training.family import train_target, train_tokenizer, train_variants
 from cospec.training.recipe import (
     Distillation,
     ModelShape,
@@ -35,7 +40,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def few_short_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families are measured on fewer tokens."""
+    monkeypatch.setattr(eval_acceptance, "LENGTH", 48)
+    monkeypatch.setattr(export, "heldout_answers", partial(heldout_answers, rows=6))
+
+
+@pytest.fixture(scope="session")
 def recipe() -> TrainingRecipe:
     schedule = TrainingSchedule(tokens=4_000, batch_tokens=256, sequence=32, matrix_lr=0.02, other_lr=0.01)
     shape = ModelShape(
@@ -59,10 +71,10 @@ def recipe() -> TrainingRecipe:
     )
 
 
-@pytest.fixture
-def runs(tmp_path: Path, recipe: TrainingRecipe) -> Path:
-    """A folder as ``cospec train tokenizer`` leaves it."""
-    folder = tmp_path / "runs"
+@pytest.fixture(scope="session")
+def tokenized(tmp_path_factory: pytest.TempPathFactory, recipe: TrainingRecipe) -> Path:
+    """A folder as ``cospec train tokenizer`` leaves it; tests change copies."""
+    folder = tmp_path_factory.mktemp("tokenized")
     tokenizer = train_tokenizer(
         (text for texts in TEXTS.values() for text in texts), recipe.vocab_size, recipe.context, folder / "tokenizer"
     )
@@ -71,6 +83,29 @@ def runs(tmp_path: Path, recipe: TrainingRecipe) -> Path:
         for part, texts in zip(("train", "heldout"), split(TEXTS[domain], 0.2), strict=True):
             np.save(folder / "tokens" / f"{domain}.{part}.npy", encode(tokenizer, texts))
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, tokenized: Path, recipe: TrainingRecipe) -> Path:
+    """The same after the training of target, drafter and variant."""
+    torch.set_num_threads(1)
+    folder = Path(shutil.copytree(tokenized, tmp_path_factory.mktemp("trained") / "runs"))
+    train_target(recipe, folder, folder)
+    train_drafter(recipe, folder, folder)
+    train_variants(recipe, folder, folder)
+    return folder
+
+
+@pytest.fixture
+def runs(tokenized: Path, tmp_path: Path) -> Path:
+    """A tokenizer and a tokenised corpus."""
+    return Path(shutil.copytree(tokenized, tmp_path / "runs"))
+
+
+@pytest.fixture
+def trained_runs(trained: Path, tmp_path: Path) -> Path:
+    """The same with target, drafter and variant."""
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
 @pytest.fixture

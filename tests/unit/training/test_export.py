@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,29 +12,21 @@ from typer.testing import CliRunner
 
 from cospec.cli.main import app
 from cospec.errors import ModelError
-from cospec.training import eval_acceptance
 from cospec.training import export as exporting
-from cospec.training.distill import train_drafter, train_specialists
+from cospec.training.distill import train_specialists
 from cospec.training.export import export, measure
-from cospec.training.family import adopt, load_tokenizer, load_trained, train_target, train_variants
+from cospec.training.family import adopt, load_tokenizer, load_trained
 from cospec.training.recipe import TrainingRecipe
 
 
-@pytest.fixture(autouse=True)
-def short_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acceptance is measured on fewer tokens."""
-    monkeypatch.setattr(eval_acceptance, "LENGTH", 48)
-
-
-def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:
-    train_target(recipe, runs, runs)
-    folder = export(recipe, runs, tmp_path / "zoo")
+def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, trained_runs: Path, tmp_path: Path) -> None:
+    folder = export(recipe, trained_runs, tmp_path / "zoo")
     weights = load_file(folder / "target" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights
     model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    trained = load_trained(recipe, "target", load_tokenizer(runs / "tokenizer"), runs)
+    trained = load_trained(recipe, "target", load_tokenizer(trained_runs / "tokenizer"), trained_runs)
     ids = torch.tensor([tokenizer("def f(x):\n    return 1")["input_ids"]])
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, trained(ids).logits, atol=0.1)
@@ -48,15 +41,12 @@ def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, runs: Pat
 
 
 def test_measure_fills_the_card(
-    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
-    train_target(recipe, runs, runs)
-    train_drafter(recipe, runs, runs)
-    train_specialists(recipe, runs, runs, ["code"])
-    train_variants(recipe, runs, runs)
-    folder = export(recipe, runs, tmp_path / "zoo")
-    card = measure(recipe, runs, folder)
+    train_specialists(recipe, trained_runs, trained_runs, ["code"])
+    folder = export(recipe, trained_runs, tmp_path / "zoo")
+    card = measure(recipe, trained_runs, folder)
     assert json.loads((folder / "card.json").read_text()) == json.loads(json.dumps(card))
     assert list(card["members"]) == ["target", "drafter", "code", "target-prose"]
     domains = {"prose", "math", "code"}
@@ -78,19 +68,18 @@ def test_measure_fills_the_card(
 
 
 def test_what_was_adopted_keeps_its_weights_and_figures(
-    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
-    train_target(recipe, runs, runs)
-    train_drafter(recipe, runs, runs)
-    family = export(recipe, runs, tmp_path / "family")
-    before = measure(recipe, runs, family)
+    shutil.rmtree(trained_runs / "target-prose")
+    family = export(recipe, trained_runs, tmp_path / "family")
+    before = measure(recipe, trained_runs, family)
     before["notes"] = ["The target was trained in two parts."]
     (family / "card.json").write_text(json.dumps(before))
     later = tmp_path / "later"
     adopt(family, later)
-    (later / "tokens").symlink_to(runs / "tokens")
-    train_specialists(recipe, runs, later, ["code"])
+    (later / "tokens").symlink_to(trained_runs / "tokens")
+    train_specialists(recipe, trained_runs, later, ["code"])
     folder = export(recipe, later, family)
     card = measure(recipe, later, folder)
     for name in ("target", "drafter"):
@@ -103,12 +92,11 @@ def test_what_was_adopted_keeps_its_weights_and_figures(
 
 
 def test_a_family_that_is_too_large_is_refused(
-    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, trained_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_target(recipe, runs, runs)
     monkeypatch.setattr(exporting, "LIMIT", 1000)
     with pytest.raises(ModelError, match="MiB"):
-        export(recipe, runs, tmp_path / "zoo")
+        export(recipe, trained_runs, tmp_path / "zoo")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from cospec.training.family import (
     load_trained,
     origin,
     train_target,
-    train_variants,
 )
 from cospec.training.recipe import TrainingRecipe
 
@@ -31,11 +30,14 @@ FULL = 16 * 256  # tokens of a schedule, in whole batches
 
 
 @pytest.fixture
+def runs(trained_runs: Path) -> Path:
+    """What the training left."""
+    return trained_runs
+
+
+@pytest.fixture
 def family(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> Path:
-    """Exported, with a variant and a note, but without what its training left."""
-    train_target(recipe, runs, runs)
-    train_drafter(recipe, runs, runs)
-    train_variants(recipe, runs, runs)
+    """Exported, with a variant, but without what its training left."""
     return export(recipe, runs, tmp_path / "family")
 
 
