@@ -16,6 +16,7 @@ from cospec.cli.main import app
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BEGINS = re.compile(r"(?:\$ )?(?:\.venv/bin/)?cospec (.*)", re.DOTALL)
+COSPEC = get_command(app)
 
 
 def commands(page: str) -> list[list[str]]:
@@ -50,7 +51,7 @@ def _split(text: str) -> list[str] | None:
 
 def parse(arguments: list[str]) -> None:
     """Raises about a command or option that does not exist."""
-    rest, command = list(arguments), get_command(app)
+    rest, command = list(arguments), COSPEC
     while isinstance(command, TyperGroup) and rest and rest[0] != "--help":
         name = rest.pop(0)
         if name not in command.commands:
