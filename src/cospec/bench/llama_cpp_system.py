@@ -115,4 +115,6 @@ def load(file: Path, n_ctx: int, n_threads: int | None = None, logits_all: bool 
         from llama_cpp import Llama
     except ImportError:
         raise ModelError("The system llama-cpp needs the Python package llama-cpp-python, which is missing.") from None
-    return Llama(str(file), n_ctx=n_ctx, n_threads=n_threads, logits_all=logits_all, verbose=False)
+    return Llama(
+        str(file), n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, logits_all=logits_all, verbose=False
+    )
