@@ -78,8 +78,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 EXECUTION = {
     "sequential": ("sequential", "inline"),
     "pipelined": ("pipelined", "worker"),
+    "draft-ahead": ("draft-ahead", "worker"),
     "process": ("sequential", "process"),
     "pipelined process": ("pipelined", "process"),
+    "draft-ahead process": ("draft-ahead", "process"),
 }
 REALIGNED: dict[str, Any] = {"method": "realign", "weights": [-1.0, 2.0]}
 # Proposal, its lengths, and the tokens to compare: where models take turns, the second model proposes the third token.
@@ -173,6 +175,9 @@ ZOO: dict[str, dict[str, Any]] = {
     "sequential": {"speculative_config": {"method": "draft_model", "execution_mode": "sequential"}},
     "pipelined": {
         "speculative_config": {"method": "draft_model", "execution_mode": "pipelined", "drafter_executor": "thread"}
+    },
+    "draft-ahead": {
+        "speculative_config": {"method": "draft_model", "execution_mode": "draft-ahead", "drafter_executor": "thread"}
     },
     "process": {
         "speculative_config": {"method": "draft_model", "execution_mode": "sequential", "drafter_executor": "process"}

@@ -151,11 +151,13 @@ def test_greedy_is_what_transformers_generates(
 
 PAIR = ["zoo", "zoo:drafter"]
 NAIVE = {"proposal": "naive", "proposer": 1, "gamma": 4}
+TURNS = {"proposal": "alternate", "gamma": [2, 4]}
+DRAFTER_FIRST = {**TURNS, "proposer": 1}  # a blend that reads the target alone has no other proposals
 RELAXED = {"method": "adaptive", "max_divergence": 1.0, "lambda1": 1e9, "lambda2": 1.0, "lambda3": 0.0}
 
 
-def adaptive_setup(**options: float) -> dict[str, Any]:
-    return {"models": PAIR, "ensemble": {**RELAXED, **options}, "collaboration": NAIVE}
+def adaptive_setup(collaboration: dict[str, Any] = NAIVE, **options: float) -> dict[str, Any]:
+    return {"models": PAIR, "ensemble": {**RELAXED, **options}, "collaboration": collaboration}
 
 
 def realign_setup(weight: float, **collaboration: Any) -> dict[str, Any]:
@@ -175,6 +177,16 @@ SETUPS: dict[str, tuple[dict[str, Any], Mix]] = {
     "adaptive, key by overlap": (adaptive_setup(lambda3=1.0), TARGET),
     "adaptive within a bound": (adaptive_setup(max_divergence=0.3), adaptive(0.3, 1e9, 1.0, 0.0)),
     "adaptive without key tokens": (adaptive_setup(), DRAFTER),
+    "adaptive in turns without divergence": (adaptive_setup(DRAFTER_FIRST, max_divergence=0.0), TARGET),
+    "adaptive in turns, key by distance": (adaptive_setup(TURNS, lambda2=0.0), TARGET),
+    "adaptive in turns within a bound": (adaptive_setup(TURNS, max_divergence=0.3), adaptive(0.3, 1e9, 1.0, 0.0)),
+    "adaptive in turns without key tokens": (adaptive_setup(TURNS), DRAFTER),
+}
+BOTH_PROPOSE = {
+    "realign alternate",
+    "adaptive in turns, key by distance",
+    "adaptive in turns within a bound",
+    "adaptive in turns without key tokens",
 }
 TEXTS = ["def add(a, b):", "Tom has 3 apples.", "It was a dark", "import os"]
 needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
@@ -194,7 +206,8 @@ def test_the_zoo_writes_the_same_with_and_without_its_drafter(name: str, tempera
         drafted = llm.generate(TEXTS, params)
         plain = llm.generate(TEXTS, params, cospec.Speculation(enabled=False))
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
-    assert sum(each.stats.accepted for each in drafted) > 0
+    accepted = {proposer for each in drafted for proposer, n in each.stats.accepted_by_drafter.items() if n}
+    assert len(accepted) == (2 if name in BOTH_PROPOSE else 1)
     assert sum(each.stats.drafted for each in plain) == 0
     if temperature == 0:
         folders = [ZOO, ZOO.parent / "drafter"]
@@ -206,7 +219,9 @@ def test_the_zoo_writes_the_same_with_and_without_its_drafter(name: str, tempera
 
 
 @needs_zoo
-@pytest.mark.parametrize("name", ["realign naive", "realign beyond", "adaptive without key tokens"])
+@pytest.mark.parametrize(
+    "name", ["realign naive", "realign beyond", "adaptive without key tokens", "adaptive in turns without key tokens"]
+)
 def test_a_blend_that_is_not_the_target_is_seen(name: str) -> None:
     with zoo_of(SETUPS[name][0]) as llm:
         outputs = llm.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=24))
