@@ -15,7 +15,7 @@ import pytest
 
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys
-from cospec.cluster.nodes.unread import MOST_UNREAD
+from cospec.cluster.nodes.unread_limit import MOST_UNREAD
 from cospec.cluster.nodes.wire import MAX_BYTES, Welcome
 from harness.nodes import Peer, hub_for_tests, on_nodes
 from harness.waiting import until

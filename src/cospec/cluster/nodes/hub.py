@@ -16,7 +16,7 @@ from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
 from cospec.cluster.nodes.node_session import NodeSession
-from cospec.cluster.nodes.unread import UnreadLimit
+from cospec.cluster.nodes.unread_limit import UnreadLimit
 from cospec.cluster.nodes.users import QUARANTINE_SECONDS, Counted, NodeTotals, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
