@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -80,22 +81,15 @@ def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[Future
             started.set_result(None)
 
     threading.Thread(target=run, name="cospec-start", daemon=True).start()
+    answers = True
     try:
         yield started
-    except HeadLost:  # nothing answers any more, and Ray's processes end with this process
+    except HeadLost:  # Ray's processes end with this process
+        answers = False
         raise
-    except BaseException:
-        _shut_down(started, lasting)
-        raise
-    else:
-        _shut_down(started, lasting)
-
-
-def _shut_down(started: Future[None], lasting: bool) -> None:
-    from ray import serve
-
-    if lasting or started.done():
-        serve.shutdown()
+    finally:
+        if answers and (lasting or started.done()):
+            serve.shutdown()
 
 
 def _await_start(
@@ -111,13 +105,12 @@ def _await_start(
         HeadLost: Ray's head has ended.
         InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
     """
-    seconds, look, said = 0.0, START_LOOK_SECONDS, ""
+    quiet_until, look, said = time.monotonic() + QUIET_SECONDS, START_LOOK_SECONDS, ""
     while not started.done():
         if stopped.wait(look):
             return False
         watch.check(look)
-        seconds += look
-        if seconds < QUIET_SECONDS:
+        if time.monotonic() < quiet_until:
             continue
         look, missing = LOOK_SECONDS, _missing(config)
         if missing not in ("", said):
