@@ -83,6 +83,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return found
 
 
+@pytest.fixture(scope="module")
+def spelled(folders: tuple[Path, Path]) -> tuple[Path, Path]:
+    """``folders``, with tokenizers."""
+    from harness.llamas import write_tokenizer
+
+    for folder in folders:
+        write_tokenizer(folder)
+    return folders
+
+
 GRACE = 30.0  # seconds past the time limit
 _STDERR = os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")  # pytest captures the other one
 

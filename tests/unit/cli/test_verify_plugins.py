@@ -18,7 +18,7 @@ from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS
 from cospec.sampling_params import SamplingParams
 from cospec.verify.chisquare import TOP_K
 from cospec.verify.context import QUICK
-from harness.llamas import distribution_of, write_tokenizer
+from harness.llamas import distribution_of
 
 Command = Callable[..., Result]
 Checks = dict[str, dict[str, Any]]
@@ -122,14 +122,6 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for table, names in NAMES:
         for name in names:
             table.unregister(name)
-
-
-@pytest.fixture(scope="module")
-def spelled(folders: tuple[Path, Path]) -> tuple[Path, Path]:
-    """Folders of a target and of its drafter, with tokenizers."""
-    for folder in folders:
-        write_tokenizer(folder)
-    return folders
 
 
 @pytest.fixture

@@ -48,14 +48,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def spelled(folders: tuple[Path, Path]) -> tuple[Path, Path]:
-    """Folders of a target and of its drafter, with tokenizers."""
-    for folder in folders:
-        write_tokenizer(folder)
-    return folders
-
-
-@pytest.fixture(scope="module")
 def context(spelled: tuple[Path, Path]) -> CheckContext:
     target, drafter = spelled
     made = context_of_llm(
