@@ -114,8 +114,8 @@ REPORTS = {
         "bandwidth that the same threads measure before. The share misses its aim for bf16 and q8_0. `int8` stays, "
         "because its row takes less time than that of q8_0. A start is a new process until its first token; files "
         "are in the page cache. *peak* is own memory; memory before the load is not counted. "
-        "The aims are 3 s with the cache, 8 s without, and a peak of 1.15. Both starts of bf16, the cold start "
-        "of q4_0, and the peak of q4_0 without the cache miss their aims.",
+        "The aims are 3 s with a filled cache (`warm`), 8 s without, and a peak of 1.15. All starts of bf16 miss their "
+        "aims. The cold start of q4_0 misses, and so do the peaks of q4_0 but for the warm start.",
         (("One row", "weight_bandwidth"), ("Start", "load_time")),
     ),
     "load": Report(
