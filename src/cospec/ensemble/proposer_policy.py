@@ -1,7 +1,7 @@
 """Choose which members propose, and how many tokens (CoS 3.2 to 3.4).
 
 The speed-up model predicts the time per token of each schedule from call times and acceptance rates.
-``policies.bandit`` then tries promising schedules, compares them with standard decoding, and keeps the fastest.
+``schedule_bandit`` then tries promising schedules, compares them with standard decoding, and keeps the fastest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from statistics import median
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
+from cospec.ensemble.schedule_bandit import Bandit
 from cospec.ensemble.speedup_model import ProposalProcess
-from cospec.policies.bandit import Bandit
 from cospec.policies.latency.call_latency import CallLatency, ModelCall
 
 LENGTHS = (1, 2, 3, 5, 8)  # lengths of a proposal that the policy chooses from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.policies.bandit import REGRET_SHARE, REGRET_START, Bandit
+from cospec.ensemble.schedule_bandit import REGRET_SHARE, REGRET_START, Bandit
 
 
 def play(bandit: Bandit, times: list[float], rounds: int, stream_kind: float = 0.0, seed: int = 0) -> float:
