@@ -189,7 +189,7 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
         rows = []
         for ratio in given.ratios:
             t1 = ratio * t0 / count
-            pipeline.model.pipeline.set_links(LinkConfig(delay=t1))
+            pipeline.model.pipeline.set_links([LinkConfig(delay=t1)])
             alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
             row = {
                 "ratio": ratio,

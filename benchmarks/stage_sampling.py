@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         assert isinstance(target, ShardedModel)
         try:
             for name, limit in (("limited", given.bandwidth), ("local", None)):
-                target.pipeline.set_links(LinkConfig(bandwidth=limit, result_bandwidth=limit))
+                target.pipeline.set_links([LinkConfig(bandwidth=limit)] * 2)
                 for temperature in (0.0, 0.8):
                     rows.append(
                         {"link": name, "temperature": temperature, "found": measure(target, temperature, given)}

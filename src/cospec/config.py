@@ -139,8 +139,6 @@ class LinkConfig(Options):
         jitter: maximum of a random delay in seconds, added to each message. Messages keep their order.
         loss: the probability that a message is lost and sent again, which costs 0.2 s and two delays.
         bandwidth: bytes per second; None for no limit.
-        result_delay: seconds of the link from the last stage to the engine.
-        result_bandwidth: the same link's bytes per second; None for no limit.
         seed: of jitter and loss.
     """
 
@@ -148,8 +146,6 @@ class LinkConfig(Options):
     jitter: float = Field(default=0.0, ge=0, strict=False)
     loss: float = Field(default=0.0, ge=0, lt=1, strict=False)
     bandwidth: float | None = Field(default=None, gt=0, strict=False)
-    result_delay: float = Field(default=0.0, ge=0, strict=False)
-    result_bandwidth: float | None = Field(default=None, gt=0, strict=False)
     seed: int = 0
 
 
@@ -206,7 +202,8 @@ class EngineConfig(Options):
         stage_machines: ``HOST:PORT`` of each ``cospec stage host``, which the stages take in turn. A stage listens on
             the host's address. Empty: stages are processes of the engine's machine.
         stage_token_file: the secret of the stage hosts.
-        stage_links: delays that are added to the links between stages, for tests and measurements.
+        stage_links: delays that are added to links, for tests and measurements: one entry for all links between
+            stages, or one per stage for the link to its next stage. The last stage's link leads to the engine.
         stage_timeout: seconds after which a stage without an answer counts as lost, and all stages start again.
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
@@ -246,7 +243,7 @@ class EngineConfig(Options):
     stage_hosts: tuple[str, ...] = Field(default=("127.0.0.1",), min_length=1, strict=False)
     stage_machines: tuple[str, ...] = Field(default=(), strict=False)
     stage_token_file: Path | None = Field(default=None, strict=False)
-    stage_links: LinkConfig = LinkConfig()
+    stage_links: tuple[LinkConfig, ...] = Field(default=(), strict=False)
     stage_timeout: float = Field(default=60.0, gt=0, strict=False)
     measure_at_start: bool = True
     cost_per_hour: float = Field(default=0, ge=0, strict=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from cospec.config import LinkConfig
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, FinishReason
@@ -75,6 +77,18 @@ def test_logits_have_the_bits_of_one_process(folders: Folders, target: ShardedMo
         found.append(torch.cat([each.forward(first), each.forward(second)]))
     target.free(["a"])
     assert torch.equal(*found)
+
+
+def test_each_link_has_its_own_delay(folders: Folders) -> None:
+    batch = TokenBatch((SequenceSlice("a", 0, (1, 2, 3), (), 2),))
+    with sharded(folders, 2, 1) as model:
+        model.pages.allocate("a", 16)
+        model.forward(batch)
+        for delays in ((0.2, 0.0), (0.0, 0.2), (0.2, 0.1)):
+            model.pipeline.set_links([LinkConfig(delay=each) for each in delays])
+            started = time.monotonic()
+            model.forward(batch)
+            assert time.monotonic() - started > sum(delays)
 
 
 def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:

@@ -52,10 +52,10 @@ class Connected(ProtocolMessage, frozen=True):
     """A stage has all its connections."""
 
 
-class SetLinks(ProtocolMessage, frozen=True):
-    """Changes the delays that are added to a stage's links, while no window is in flight."""
+class SetLink(ProtocolMessage, frozen=True):
+    """Changes the delays that are added to a stage's link, while no window is in flight."""
 
-    links: LinkConfig
+    link: LinkConfig
 
 
 class Window(ProtocolMessage, frozen=True):
@@ -122,5 +122,5 @@ def _bytes_of(*arrays: Array | None) -> int:
     return sum(each.nbytes for each in arrays if each is not None)
 
 
-StageCommand = Start | Connect | SetLinks
+StageCommand = Start | Connect | SetLink
 StageReply = Listening | Connected | Failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Arrival
 from concurrent.futures import InvalidStateError
 
@@ -106,8 +106,8 @@ class Pipeline:
             self.lose(running.endings())
         return WindowFuture(self, arrival)
 
-    def set_links(self, links: LinkConfig) -> None:
-        """Change the delays that are added to the links between stages, while no window is in flight."""
+    def set_links(self, links: Sequence[LinkConfig]) -> None:
+        """Change the delays that are added to links, see ``EngineConfig.stage_links``; no window is in flight."""
         if self._running is not None:
             self._running.set_links(links)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import connect
-from cospec.distributed.messages import Connect, Connected, Listening, SetLinks, StageReply, WindowOutput
+from cospec.distributed.messages import Connect, Connected, Listening, SetLink, StageReply, WindowOutput
 from cospec.distributed.stage_worker import StagePlan, plan_of
-from cospec.errors import ModelError, VerifierLost
+from cospec.errors import InvalidInput, ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.codec import ProtocolError, encode_call
@@ -34,17 +34,24 @@ def launch_here(name: str, shard: Shard) -> Worker:
 
 
 def plans(
-    model: str, options: LoadOptions, hosts: Sequence[str], links: LinkConfig, threads: int | None, machines: int = 1
+    model: str,
+    options: LoadOptions,
+    hosts: Sequence[str],
+    links: Sequence[LinkConfig],
+    threads: int | None,
+    machines: int = 1,
 ) -> list[StagePlan]:
     """Return the plans of all processes, stage by stage.
 
     Args:
         options: of the whole target; ``shard`` has the numbers of stages and shards.
         hosts: one per stage, or one for all; empty texts as in ``StagePlan``.
+        links: see ``links_of_stages``.
         threads: of each process; None divides the processors of a machine like this one.
         machines: that the stages are spread over.
     """
     shape = options.shard
+    own_links = links_of_stages(links, shape.stages)
     own = threads or max(1, (os.cpu_count() or 1) // (math.ceil(shape.stages / machines) * shape.ranks))
     return [
         StagePlan(
@@ -52,11 +59,28 @@ def plans(
             replace(options, shard=Shard(stage, shape.stages, rank, shape.ranks)),
             hosts[stage % len(hosts)],
             own,
-            links,
+            own_links[stage],
         )
         for stage in range(shape.stages)
         for rank in range(shape.ranks)
     ]
+
+
+def links_of_stages(links: Sequence[LinkConfig], stages: int) -> list[LinkConfig]:
+    """Return the link from each stage to the next stage; the link of the last stage leads to the engine.
+
+    Args:
+        links: one per stage, or one for all links between stages, or none.
+
+    Raises:
+        InvalidInput: another number of links.
+    """
+    if len(links) == stages:
+        return list(links)
+    if len(links) > 1:
+        raise InvalidInput("stage_links", len(links), f"one link for all, or {stages}")
+    between = links[0] if links else LinkConfig()
+    return [*[between] * (stages - 1), LinkConfig()]
 
 
 class StageProcesses:
@@ -72,6 +96,7 @@ class StageProcesses:
     """
 
     def __init__(self, plans: Sequence[StagePlan], launch: Launch = launch_here) -> None:
+        self._shards = [plan.options.shard for plan in plans]
         self._workers: list[Worker] = []
         self._channels: list[Channel] = []
         try:
@@ -93,10 +118,11 @@ class StageProcesses:
                 return f"process {number} {ending}"
         return "a connection ended"
 
-    def set_links(self, links: LinkConfig) -> None:
-        """Change the delays of all links, while no window is in flight."""
-        for number in range(len(self._workers)):
-            self._channels[number].send(SetLinks(links))
+    def set_links(self, links: Sequence[LinkConfig]) -> None:
+        """Change the delays of links, see ``links_of_stages``, while no window is in flight."""
+        own_links = links_of_stages(links, self._shards[-1].stages)
+        for number, shard in enumerate(self._shards):
+            self._channels[number].send(SetLink(own_links[shard.stage]))
             self._answer(number, Connected)
 
     def kill(self) -> None:

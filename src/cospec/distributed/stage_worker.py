@@ -23,7 +23,7 @@ from cospec.distributed.messages import (
     Connect,
     Connected,
     Listening,
-    SetLinks,
+    SetLink,
     StageCommand,
     Window,
     WindowOutput,
@@ -52,14 +52,14 @@ class StagePlan:
         options: of the part's weights and KV cache; ``shard`` is the part.
         host: the address to listen on; empty for the address at which the engine has reached this process.
         threads: of the CPU kernels.
-        links: delays that are added.
+        link: delays that are added to the link to the next stage, or to the engine.
     """
 
     model: str
     options: LoadOptions
     host: str
     threads: int
-    links: LinkConfig
+    link: LinkConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +142,17 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
 
 def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: _Stage) -> _Neighbours:
     """Connect to the next stage and to the other shards, and wait for the connections of the others."""
-    shard, links = plan.options.shard, plan.links
-    seed = links.seed * 1000 + shard.stage
+    shard, link = plan.options.shard, plan.link
+    seed = link.seed * 1000 + shard.stage
     following = None if command.next is None else connect(command.next, command.token, Hello)
     shards = tuple(connect(each, command.token, Hello) for each in command.shards)
     joined = accept(listener, command.token, Window, 2 if shard.last and not shard.rank else 1)
     listener.close()
     windows = next(channel for channel, takes_results in joined if not takes_results)
-    results = next((Link(channel, _result_link(links), seed) for channel, takes in joined if takes), None)
+    results = next((Link(channel, link, seed) for channel, takes in joined if takes), None)
     if command.store is not None:
         stage.join(command.store)
-    return _Neighbours(windows, None if following is None else Link(following, links, seed), results, shards)
+    return _Neighbours(windows, None if following is None else Link(following, link, seed), results, shards)
 
 
 class _Stage:
@@ -223,11 +223,6 @@ def _output(window: Window) -> WindowOutput:
         return WindowOutput(window.number, error=failure(error))
 
 
-def _result_link(links: LinkConfig) -> LinkConfig:
-    """Return the link from the last stage to the engine."""
-    return LinkConfig(delay=links.result_delay, bandwidth=links.result_bandwidth)
-
-
 def _end_with_host(parent: socket.socket) -> None:
     """End with the stage host, also while weights are loaded."""
     parent.recv(1)
@@ -235,15 +230,14 @@ def _end_with_host(parent: socket.socket) -> None:
 
 
 def _watch(control: Channel, neighbours: _Neighbours, parent: int) -> None:
-    """End with the engine; change links meanwhile."""
+    """End with the engine; change the link meanwhile."""
     try:
         while os.getppid() == parent:
             command = control.receive(LOOK_SECONDS)
-            if isinstance(command, SetLinks):
-                if neighbours.next is not None:
-                    neighbours.next.change(command.links)
-                if neighbours.results is not None:
-                    neighbours.results.change(_result_link(command.links))
+            if isinstance(command, SetLink):
+                for link in (neighbours.next, neighbours.results):
+                    if link is not None:
+                        link.change(command.link)
                 control.send(Connected())
     except (ChannelClosed, ProtocolError):
         pass

@@ -31,7 +31,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 5  # of all messages; a change to any field changes the number
+VERSION = 6  # of all messages; a change to any field changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
