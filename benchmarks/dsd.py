@@ -4,6 +4,7 @@ Run ``python -m benchmarks.dsd``. Each node is a process with its layers of a ra
 between nodes have injected delays. Nodes and links sleep, so two cores can stand for eight nodes: each node takes
 ``--stage`` seconds for a window of any length, as a processor that waits for its memory does. The drafter replays
 stored outputs with mistakes, at the acceptance of the paper's table 1, and sleeps its own time too.
+With ``--namespaces`` each node runs in a network namespace of ``benchmarks.netns``, whose links take real time.
 
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
 that of ``t1`` to ``t0 / N``. The equations are those of DSD, section 2. *Corrected* equations charge what a window
@@ -16,6 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -74,16 +76,18 @@ class Nodes:
         t0: seconds of a one-token step.
         window: seconds of a step that verifies ``WINDOW`` draft tokens, without the draft.
         draft: seconds per draft token.
+        links: that a window crosses: between nodes, and back to the engine where that link is slow too.
     """
 
     count: int
     t0: float
     window: float
     draft: float
+    links: int
 
     def crossing(self, t1: float) -> float:
         """Seconds on the links of one traversal."""
-        return (self.count - 1) * t1
+        return self.links * t1
 
     def equations(self, t1: float, kept: float) -> dict[str, float]:
         """Return predicted seconds per token, and speed-ups.
@@ -125,15 +129,14 @@ def launch(seconds: float, apart: bool, name: str, shard: Shard) -> Worker:
 class Pipeline:
     """A sharded target, and engines around the target."""
 
-    def __init__(self, folder: Path, nodes: int, given: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, nodes: int, given: argparse.Namespace, apart: bool) -> None:
         options = LoadOptions(device="cpu", dtype="float32", cache_bytes=256 << 20)
-        apart = given.namespaces > 0
         hosts = tuple(address(node) for node in range(nodes)) if apart else ("127.0.0.1",)
         config = EngineConfig(pipeline_parallel_size=nodes, threads=1, stage_hosts=hosts)
         start = partial(launch, given.stage, apart)
         model, self.close = load_target(config, [(str(folder), options)], options, start)
         assert isinstance(model, ShardedModel)
-        self.model, self._given, self.draft = model, given, 0.0
+        self.model, self.apart, self._given, self.draft = model, apart, given, 0.0
 
     def measure(self, policy: str, requests: int = 1, in_flight: int | None = None) -> Times:
         """Return the median of several runs; the first run, which stores the outputs, is not counted."""
@@ -179,34 +182,38 @@ def _with_in_flight(model: ShardedModel, count: int) -> ShardedModel:
 
 
 def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure a pipeline of ``count`` nodes at every delay."""
-    pipeline = Pipeline(folder, count, given)
-    try:
+    """Measure a pipeline of ``count`` nodes without delays, then over links."""
+    with closing(Pipeline(folder, count, given, apart=False)) as pipeline:
         plain, window = pipeline.measure("off"), pipeline.measure("fixed")
         t0 = plain.token
-        nodes = Nodes(count, t0, window.token * window.kept, DRAFT_SHARE * t0)
-        pipeline.draft = nodes.draft
-        rows = []
-        for ratio in given.ratios:
-            t1 = ratio * t0 / count
-            pipeline.model.pipeline.set_links([LinkConfig(delay=t1)])
-            alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
-            row = {
-                "ratio": ratio,
-                "t1": t1,
-                "measured": {name: asdict(times) for name, times in alone.items()},
-                "predicted": nodes.equations(t1, alone["fixed"].kept),
-            }
-            if ratio == given.ratios[-1]:
-                row["together"] = {
-                    "one token, windows in flight": asdict(pipeline.measure("off", count)),
-                    "windows, one in flight": asdict(pipeline.measure("fixed", count, 1)),
-                    "windows in flight": asdict(pipeline.measure("fixed", count)),
-                }
-            rows.append(row)
-        return {"nodes": asdict(nodes), "rows": rows}
-    finally:
-        pipeline.close()
+        links = count if given.namespaces else count - 1
+        nodes = Nodes(count, t0, window.token * window.kept, DRAFT_SHARE * t0, links)
+        if not given.namespaces:
+            delays = [ratio * t0 / count for ratio in given.ratios]
+            return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, t1, delays) for t1 in delays]}
+    with closing(Pipeline(folder, count, given, apart=True)) as pipeline:
+        return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, given.delay, [given.delay])]}
+
+
+def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[float]) -> dict[str, Any]:
+    """Measure links of ``t1`` seconds; after the last of ``delays`` as many requests as nodes run together."""
+    pipeline.draft = nodes.draft
+    if not pipeline.apart:
+        pipeline.model.pipeline.set_links([LinkConfig(delay=t1)])
+    alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
+    row = {
+        "ratio": round(t1 * nodes.count / nodes.t0, 3),
+        "t1": t1,
+        "measured": {name: asdict(times) for name, times in alone.items()},
+        "predicted": nodes.equations(t1, alone["fixed"].kept),
+    }
+    if t1 == delays[-1]:
+        row["together"] = {
+            "one token, windows in flight": asdict(pipeline.measure("off", nodes.count)),
+            "windows, one in flight": asdict(pipeline.measure("fixed", nodes.count, 1)),
+            "windows in flight": asdict(pipeline.measure("fixed", nodes.count)),
+        }
+    return row
 
 
 def tables(found: Sequence[dict[str, Any]]) -> list[Table]:
@@ -247,18 +254,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--stage", type=float, default=0.02, help="seconds of a node for a window")
     parser.add_argument("--namespaces", type=int, default=0, help="nodes in namespaces of benchmarks.netns")
-    parser.add_argument("--delay", type=float, default=0.01, help="seconds of a link between namespaces")
+    parser.add_argument("--delay", type=float, default=0.01, help="mean seconds of a link between namespaces")
+    parser.add_argument("--name", help="of the results")
     given = parser.parse_args(arguments)
     if given.namespaces:
-        given.nodes, given.ratios = [given.namespaces], [0.0]
+        given.nodes = [given.namespaces]
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), given.hidden)
         found = [measure_nodes(Path(folder), count, given) for count in given.nodes]
     for table in tables(found):
         Console().print(table)
     write(
-        "dsd_namespaces" if given.namespaces else "dsd",
-        {"acceptance": ALPHA, "window": WINDOW, "stage": given.stage, "pipelines": found},
+        given.name or ("dsd_namespaces" if given.namespaces else "dsd"),
+        {"options": vars(given), "acceptance": ALPHA, "window": WINDOW, "stage": given.stage, "pipelines": found},
     )
 
 
