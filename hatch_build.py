@@ -40,12 +40,14 @@ LINK_MACOS = ["-Wl,-install_name,@rpath/_native.so"]  # otherwise the name is th
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 VNNI = [*AVX512, "-mavx512vnni"]
+BF16 = [*VNNI, "-mavx512bf16"]
 ISAS = {
     "avx2": AVX2,
     "avx_vnni": [*AVX2, "-mavxvnni"],
     "avx512": AVX512,
     "avx512_vnni": VNNI,
-    "avx512_bf16": [*VNNI, "-mavx512bf16"],
+    "avx512_bf16": BF16,
+    "amx_int8": [*BF16, "-mamx-tile", "-mamx-int8"],
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }

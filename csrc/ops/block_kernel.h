@@ -15,7 +15,7 @@ namespace cospec {
 namespace {
 
 #if defined(__AVX512F__)
-// Most rows of a tile. Both halves of a panel share the inputs, and all sums of a tile stay in registers.
+// Most rows of a tile in registers. Both halves of a panel share the inputs, and all sums of a tile stay in registers.
 #if defined(__AVX512VNNI__)
 constexpr int BLOCK_ROWS = 6;
 #else
@@ -28,6 +28,11 @@ constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
 #else
 constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
 constexpr int halves_of_tile(int) { return 1; }
+#endif
+#if defined(__AMX_INT8__)
+constexpr int TILE_ROWS = 16;  // of AMX, whose tiles pay for more rows than fit into registers
+#else
+constexpr int TILE_ROWS = BLOCK_ROWS;
 #endif
 constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads, where a panel is read once
 constexpr long BLOCK_CHUNK = 256;      // most rows of a chunk
@@ -133,6 +138,24 @@ template <class F> struct BlockTile {
     long share() const { return (Layout<F>::BLOCK / (F::INPUTS / 32) / readings + 63) / 64 * 64; }
 };
 
+// The scale of a group's part, and the negative minimum, for one half of a panel.
+template <class F, int PART> INLINE void part_scales(const uint8_t* group, int half, V& scale, V& minimum) {
+    const uint8_t* sub = group + HALF_PANEL * half;
+    if constexpr (F::SUB_SCALES && F::MINIMUMS) {
+        scale = scale * widen_uint8(sub);
+        minimum = minimum * widen_uint8(sub + BLOCK_PANEL);
+    } else if constexpr (F::SUB_SCALES) {
+        scale = scale * from_int8((const int8_t*)sub + BLOCK_PANEL * PART);
+    }
+}
+
+// total + the integer sums of a part of a group, with scales and minimums
+template <class F> INLINE V add_part(V total, Ints sums, V scale, V minimum, float x_scale, float x_sum) {
+    total = fma(to_float(sums), scale * splat(x_scale), total);
+    if constexpr (F::MINIMUMS) total = fma(minimum, splat(x_sum), total);
+    return total;
+}
+
 template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
     typedef Layout<F> L;
     // Bytes go to L2: with prefetches to L1 or none, one row of 8 bits read 0.7 to 0.9 of what plain loads read.
@@ -172,19 +195,10 @@ template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<
                 });
                 UNROLL_FOR (int h = 0; h < HALVES; h++) {
                     V own = scale[h], own_minimum = minimum[h];
-                    const uint8_t* sub = group + HALF_PANEL * (first + h);
-                    if constexpr (F::SUB_SCALES && F::MINIMUMS) {
-                        own = own * widen_uint8(sub);
-                        own_minimum = own_minimum * widen_uint8(sub + BLOCK_PANEL);
-                    } else if constexpr (F::SUB_SCALES) {
-                        own = own * from_int8((const int8_t*)sub + BLOCK_PANEL * PART);
-                    }
-                    UNROLL_FOR (int r = 0; r < ROWS; r++) {
-                        const V factor = own * splat(x_scales[r * (row / 32)]);
-                        total[r][h] = fma(to_float(sums[r][h]), factor, total[r][h]);
-                        if constexpr (F::MINIMUMS)
-                            total[r][h] = fma(own_minimum, splat(x_sums[r * (row / 32)]), total[r][h]);
-                    }
+                    part_scales<F, PART>(group, first + h, own, own_minimum);
+                    UNROLL_FOR (int r = 0; r < ROWS; r++)
+                        total[r][h] = add_part<F>(total[r][h], sums[r][h], own, own_minimum, x_scales[r * (row / 32)],
+                            x_sums[r * (row / 32)]);
                 }
             });
             x += 32, x_scales++, x_sums++, starts += 32 / F::SUB;
@@ -199,7 +213,94 @@ template <class F, int ROWS> static void block_tiles(const BlockTile<F>& t) {
     for (int first = 0; first < 2; first += halves) block_tile<F, ROWS, halves>(t, first);
 }
 
+#if defined(__AMX_INT8__)
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t columns[16] = {};  // bytes of a tile's row
+    uint8_t rows[16] = {};
+};
+
+// The compiler does not know that tiles are loaded from memory, and would drop or delay stores.
+INLINE void finish_stores() { asm volatile("" ::: "memory"); }
+
+// Tiles 0 and 1 are the sums of both halves of a panel, tile 2 the inputs, and tiles 3 and 4 the weights.
+template <class F> static void configure_tiles(int rows) {
+    TileConfig config;
+    for (int half = 0; half < 2; half++) {
+        config.rows[half] = (uint8_t)rows, config.columns[half] = 64;
+        config.rows[3 + half] = F::SUB / 4, config.columns[3 + half] = 64;
+    }
+    config.rows[2] = (uint8_t)rows, config.columns[2] = F::SUB;
+    finish_stores();
+    _tile_loadconfig(&config);
+}
+
+// Words of a part of 32 inputs, as AMX reads weights: [F::SUB / 4, 16 outputs, 4 inputs].
+template <class F, int PART> INLINE const uint8_t* part_words(const uint8_t* half, uint8_t* to) {
+    if constexpr (F::LOW == 8) return half + Layout<F>::HIGH + 16 * F::SUB * PART;
+    for_constants<F::SUB / 8>([&](auto i) __attribute__((always_inline)) {
+        constexpr int I = decltype(i)::value;
+        load_pair<F, PART * F::SUB / 8 + I>(half, (Bytes*)(to + 128 * I));
+    });
+    return to;
+}
+
+// More rows than `block_tile` takes against a panel. Integer sums are exact, and the other steps are those of
+// `block_tile`, so results are equal.
+template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
+    typedef Layout<F> L;
+    alignas(64) uint8_t words[2][16 * F::SUB];
+    alignas(64) int32_t sums[2][16 * TILE_ROWS];
+    const uint8_t *block = t.panel, *ahead = t.ahead(0);
+    const long row = t.x->inputs, share = t.share();
+    const int8_t* x = t.x->integers + t.row * row;
+    const float *x_scales = t.x->scales + t.row * row / 32, *x_sums = t.x->sums + t.row * row / 32;
+    const int32_t* starts = t.x->starts + t.row * row / F::SUB;
+    for (int r = 0; r < rows; r++) memset(t.sums + r * PANEL, 0, sizeof(float) * BLOCK_PANEL);
+    configure_tiles<F>(rows);
+    for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
+        const uint8_t* group = block + L::HEAD;
+        for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
+            for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 3);
+            ahead += share;
+            for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
+                constexpr int PART = decltype(part)::value;
+                const uint8_t* halves = group + L::SUB_SCALES;
+                const uint8_t* first = part_words<F, PART>(halves, words[0]);
+                const uint8_t* second = part_words<F, PART>(halves + L::HALF, words[1]);
+                finish_stores();
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_loadd(2, x + F::SUB * PART, row);
+                _tile_loadd(3, first, 64);
+                _tile_loadd(4, second, 64);
+                _tile_dpbsud(0, 2, 3);
+                _tile_dpbsud(1, 2, 4);
+                _tile_stored(0, sums[0], 64);
+                _tile_stored(1, sums[1], 64);
+                for (int h = 0; h < 2; h++) {
+                    V own = load_scales<F>(block + 32 * h), own_minimum = zero();
+                    if constexpr (F::MINIMUMS) own_minimum = zero() - load_scales<F>(block + 64 + 32 * h);
+                    part_scales<F, PART>(group, h, own, own_minimum);
+                    for (int r = 0; r < rows; r++) {
+                        const Ints sum = load_ints(sums[h] + 16 * r) + splat_int(starts[r * (row / F::SUB) + PART]);
+                        float* to = t.sums + r * PANEL + 16 * h;
+                        store(to, add_part<F>(load(to), sum, own, own_minimum, x_scales[r * (row / 32)],
+                                      x_sums[r * (row / 32)]));
+                    }
+                }
+            });
+            x += 32, x_scales++, x_sums++, starts += 32 / F::SUB;
+        }
+    }
+    _tile_release();
+}
+#endif
+
 template <class F> static void block_group(const BlockTile<F>& t, int rows) {
+#if defined(__AMX_INT8__)
+    if (rows > BLOCK_ROWS) return amx_tile<F>(t, rows);
+#endif
     switch (rows) {
 #define CASE(n)                                              \
     case n:                                                  \
@@ -221,7 +322,7 @@ static size_t block_scratch(long rows, long inputs) {
 template <class F>
 static void block_chunk(const LinearParams& params, long first, long rows, const Team& team, float* scratch) {
     const Linear& l = *params.linear;
-    const long padded = RoundedInputs::padded(l.inputs), groups = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const long padded = RoundedInputs::padded(l.inputs), groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
     float* sums = scratch;
     float* scales = sums + rows * PANEL;
     float* x_sums = scales + rows * padded / 32;

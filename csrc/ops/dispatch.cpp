@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__)
@@ -34,6 +38,18 @@ bool has_avx512() {
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Linux gives a process the memory of tiles when the process asks for them.
+bool has_amx_int8() {
+#if defined(__linux__)
+    constexpr unsigned TILES = 3u << 24;                        // AMX-TILE and AMX-INT8
+    constexpr long REQUEST_PERMISSION = 0x1023, TILEDATA = 18;  // of arch_prctl
+    unsigned eax = 0, ebx, ecx, edx = 0;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & TILES) == TILES &&
+           !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILEDATA);
+#else
+    return false;
+#endif
+}
 #elif defined(__aarch64__)
 #if defined(__linux__)
 bool has_neon_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }
@@ -78,6 +94,9 @@ const InstructionSet SETS[] = {
 #endif
 #if defined(COSPEC_HAS_AVX512_BF16)
     {&kernels_avx512_bf16, has_avx512_bf16, false},
+#endif
+#if defined(COSPEC_HAS_AMX_INT8)
+    {&kernels_amx_int8, has_amx_int8, true},
 #endif
 };
 

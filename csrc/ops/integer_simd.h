@@ -51,6 +51,8 @@ INLINE Bytes lookup(const uint8_t* table, Bytes index) {
     return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), index.r)};
 }
 INLINE Ints splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+INLINE Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+INLINE Ints operator+(Ints x, Ints y) { return {_mm512_add_epi32(x.r, y.r)}; }
 INLINE V to_float(Ints x) { return {_mm512_cvtepi32_ps(x.r)}; }
 INLINE V widen_uint8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
@@ -103,6 +105,10 @@ INLINE Bytes lookup(const uint8_t* table, Bytes index) {
     return {_mm256_shuffle_epi8(both, index.a), _mm256_shuffle_epi8(both, index.b)};
 }
 INLINE Ints splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE Ints load_ints(const int32_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+INLINE Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE V to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE __m256 widen_uint8x8(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));

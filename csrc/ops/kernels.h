@@ -124,5 +124,6 @@ extern const Kernels kernels_avx_vnni;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512_vnni;
 extern const Kernels kernels_avx512_bf16;
+extern const Kernels kernels_amx_int8;
 
 }  // namespace cospec

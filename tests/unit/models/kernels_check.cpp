@@ -68,7 +68,7 @@ static void near(const Floats& found, const Doubles& wanted, double tolerance, c
 static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what) {
     Floats first;
     for (const char* isa :
-        {"base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"})
+        {"base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8"})
         for (int threads = 1; threads <= 2; threads++) {
             if (!cospec_set_isa(isa)) continue;
             cospec_set_threads(threads);

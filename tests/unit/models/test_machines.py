@@ -107,6 +107,38 @@ def test_avx_vnni_computes_the_same_bits(here: str, tmp_path: Path) -> None:
     assert digest(tmp_path, str(compiler), isas=("avx_vnni",)) == here
 
 
+AMX_COMPILER = """#!/bin/sh
+case "$*" in
+*COSPEC_ISA=amx_int8*)
+    for word; do
+        shift
+        case "$word" in -mavx512*|-mamx*) ;; *) set -- "$@" "$word";; esac
+    done
+    exec g++ -include {emulation} "$@" -O1;;
+*) exec g++ -include {detection} "$@" -O1;;
+esac
+"""
+AMX_DETECTION = """#include <cpuid.h>
+#include <unistd.h>
+#undef __get_cpuid_count
+#define __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx) (*(edx) = 3 << 24, 1)
+#define __builtin_cpu_supports(name) 1
+#define syscall(...) 0
+"""
+
+
+@pytest.mark.slow
+def test_amx_computes_the_same_bits(here: str, tmp_path: Path) -> None:
+    """The code for AMX runs on emulated tiles, which check their use."""
+    if "avx2" not in library.offered() or shutil.which("g++") is None:
+        pytest.skip("needs g++ and a processor with AVX2")
+    detection, compiler = tmp_path / "detection.h", tmp_path / "compiler"
+    detection.write_text(AMX_DETECTION)
+    compiler.write_text(AMX_COMPILER.format(detection=detection, emulation=CHECK.with_name("amx_emulation.h")))
+    compiler.chmod(0o755)
+    assert digest(tmp_path, str(compiler), isas=("amx_int8",)) == here
+
+
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cpp")), ids=lambda path: path.stem)
 def test_the_sources_compile_with_the_integers_of_macos(source: Path) -> None:
     if shutil.which("g++") is None:
