@@ -122,9 +122,9 @@ class Collaborations:
             return ""
         own, base = (self.large(method, temperature, models) for method in ("alternate", other))
         calls = (
-            f"At T = {temperature:g} the default has {speed:.2f} times the speed of *{other}*. For a token the default "
-            f"calls {'the large model' if models == 1 else 'its models'} {counted(own)} times, *{other}* "
-            f"{counted(base)} times."
+            f"At T = {temperature:g} the default has {speed:.2f} times the speed of *{other}*. Calls of "
+            f"{'the large model' if models == 1 else 'all models'} for a token are {counted(own)}, those of *{other}* "
+            f"{counted(base)}."
         )
         more = [mine > its for mine, its in zip(own, base, strict=True)]
         if all(more):

@@ -148,8 +148,9 @@ def sweeps(results: Results) -> Section:
         "Figures 4 to 6: speed against λ, μ and γ",
         tuple(rows),
         "The default over standard decoding: 9 prompts of three domains, one request at a time. T is 1, and 0 for "
-        f"contrastive decoding; figure 5 has both. {apart(results)}The engine chooses the lengths, and whether models alternate, for λ and μ. For γ the last model proposes γ tokens "
-        "and the other model one. The paper has γ from 1 to 5.",
+        f"contrastive decoding; the paper's figure 5 has both. {apart(results)}The engine chooses the lengths, and "
+        "whether models alternate, for λ and μ. For γ the last model proposes γ tokens and the other model one. The "
+        "paper has γ from 1 to 5.",
     )
 
 

@@ -56,11 +56,10 @@ def throughputs(results: Results) -> Section:
         "The target has the times of a 70B model on four A100, the drafters have nodes of their own. These times are "
         "assumed. Drafts are recorded, as in the gain by parts, and are at most five tokens deep. SpecInfer unites "
         "trees of all drafters, CoSine fuses them; trees have at most ten tokens. CoSine is pipelined and routes by "
-        "`hedge` (arXiv 2510.20064); the paper's adaptive speculation (algorithm 2) is left out. Outputs have 64 tokens; "
-        "the paper's have 128 after inputs of 256. *Batch* is the number "
-        "of requests in the engine for every system. Pipelining halves CoSine's batch in the target; Minions' pipeline "
-        "gets twice the requests instead. `examples/baselines/` has the same five systems with three drafters, other "
-        "trees and prices.",
+        "`hedge` (arXiv 2510.20064); the paper's adaptive speculation (algorithm 2) is left out. Outputs have 64 "
+        "tokens; the paper's have 128 after inputs of 256. *Batch* is the number of requests in the engine for every "
+        "system. Pipelining halves CoSine's batch in the target; Minions' pipeline gets twice the requests instead. "
+        "`examples/baselines/` has the same five systems with three drafters, other trees and prices.",
     )
 
 

@@ -62,7 +62,7 @@ class Curves:
         return f"{min(found):.2f} to {max(found):.2f}×"
 
     def against_best(self, load: float) -> tuple[float, str]:
-        """The adaptive one's latency over that of the best other one, and which; no speculation is one of the others."""
+        """The adaptive one's latency over that of the best other one, which may be no speculation, and its name."""
         others = {name: value for name, value in self.latency[load].items() if name in (BASE, *self.fixed)}
         best = min(others, key=lambda name: others[name])
         return self.latency[load][self.adaptive] / others[best], best

@@ -32,11 +32,11 @@ def section(results: Results) -> Section:
         "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
         "machines. The overhead of processes and messages is real; compute, links and acceptance are not. Tokens are "
         "right with probability 0.764; 40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. A node takes as "
-        "long for a window as for one token, which equation 9 denies. One window in flight carries all requests, and a "
-        "node takes as long for all as for one. So windows in flight have little to gain here; the rest is chance in "
-        "the acceptance. A traversal commits the *kept* tokens; *drafted* tokens were proposed for it. t₀ is the time of the whole pipeline, so t₀ / N "
-        "is that of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and "
-        "prints no delays, so no row is of its kind.",
+        "long for a window as for one token, which equation 9 denies. One window in flight carries all requests, and "
+        "a node takes as long for all as for one. So windows in flight have little to gain here; the rest is chance "
+        "in the acceptance. A traversal commits the *kept* tokens; *drafted* tokens were proposed for it. t₀ is the "
+        "time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. The "
+        "paper's table 2 has links of 100 Gbit/s and prints no delays, so no row is of its kind.",
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Row, Section
+from benchmarks.papers.common import Page, Row, Section, paragraph
 from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.not_run import remaining
@@ -65,8 +65,9 @@ def steps(results: Results) -> Section:
         for length in (0, 1, 3, 5)
     ]
     text = (
-        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. Steps are those of an output "
-        "of 128 tokens at an acceptance of 0.7. The time is of one forward of the 7B target of figure 5, and the paper has no such axis."
+        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. Steps are those of an "
+        "output of 128 tokens at an acceptance of 0.7. The time is of one forward of the 7B target of figure 5, and "
+        "the paper has no such axis."
     )
     return Section("Figure 3: batch size and number of steps", tuple(rows), text)
 
@@ -129,10 +130,10 @@ def model(results: Results) -> Section:
         "Figures 7 and 13: predicted against measured time",
         tuple(rows),
         "The time model is fitted to forwards and drafts, and judged on others. `benchmarks.fidelity` gives the "
-        "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times "
-        "come from runs with other requests. The speed of the machine comes from the run next to it. The paper names profiled times, "
-        "data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and no HTTP "
-        "server.",
+        "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times come from "
+        "runs with other requests. The speed of the machine comes from the run next to it. The paper names profiled "
+        "times, data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and "
+        "no HTTP server.",
     )
 
 
@@ -170,8 +171,10 @@ def lost_lengths(found: Found) -> str:
         ratio, best = curves.against_best(load)
         if ratio > 1.01:
             own = runs.at(curves.adaptive, load)["mean_k"]
-            cells.append(f"{own:.1f} tokens at {load:g}/s, where {best} is {ratio:.2f} times as fast")
-    return f"With Mixtral goodput drafts {'; '.join(cells)}." if cells else ""
+            cells.append(
+                f"At {load:g}/s Mixtral's goodput drafts {own:.1f} tokens, and {best} is {ratio:.2f} times as fast."
+            )
+    return paragraph(*cells)
 
 
 def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
