@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.headlines import stored
 from benchmarks.papers.comparisons import fastest_relaxed
-from benchmarks.papers.cosine_nodes import BASELINES as ON_NODES
-from benchmarks.papers.cosine_nodes import NODES, Nodes
+from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
+from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
 from benchmarks.papers.cosine_online import MODES, coupled
 from benchmarks.papers.pools import Pool
@@ -58,9 +58,10 @@ def pooled(system: str, other: str) -> Find:
 
 
 def on_nodes() -> Figure:
-    """Throughput of CoSine with four nodes over the best baseline, at a low and at a high load."""
+    """Throughput of CoSine with four and with eight nodes over the best baseline, at a low and at a high load."""
+    sizes = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}
     loads = [Nodes(stored(name)) for name in NODES]
-    return spread([min(load.over(other) for other in ON_NODES) for load in loads])
+    return spread([min(load.over(other, own) for other in others) for load in loads for own, others in sizes.items()])
 
 
 def runs_of(name: str) -> Runs:

@@ -86,9 +86,52 @@ class Collaborations:
         return f"the engine chose {' or '.join(ways)}" if ways else ""
 
     def calls(self, method: str, temperature: float) -> str:
-        """Calls of all models for a committed token."""
+        """Calls of all models for a committed token, and of each model.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
+        cells = []
+        for row in (row for row in self.rows(temperature, 1) if "calls_per_token" in row):
+            models = row["calls_per_token"][method]
+            each = " + ".join(f"{calls:.2f} {name}" for name, calls in models.items())
+            cells.append(f"{row['domain']} {sum(models.values()):.2f} = {each}")
+        return ", ".join(cells)
+
+    def large(self, method: str, temperature: float, models: int) -> list[float]:
+        """Calls of the first models, the large ones, for a token of each domain.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
         rows = [row for row in self.rows(temperature, 1) if "calls_per_token" in row]
-        return ", ".join(f"{row['domain']} {sum(row['calls_per_token'][method].values()):.2f}" for row in rows)
+        return [sum(list(row["calls_per_token"][method].values())[:models]) for row in rows]
+
+    def loss(self, other: str, temperature: float, models: int) -> str:
+        """Sentences on why the default is slower than another method over all domains; empty where it is not slower.
+
+        Args:
+            models: how many of the models, from the first on, are large.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
+        (row,) = [row for row in self.rows(temperature, 1) if row["domain"] == "all"]
+        speed = row["over_standard"]["alternate"][0] / row["over_standard"][other][0]
+        if speed >= 1:
+            return ""
+        own, base = (self.large(method, temperature, models) for method in ("alternate", other))
+        calls = (
+            f"At T = {temperature:g} the default has {speed:.2f} times the speed of *{other}*. Calls of "
+            f"{'the large model' if models == 1 else 'all models'} for a token are {counted(own)}, those of *{other}* "
+            f"{counted(base)}."
+        )
+        more = [mine > its for mine, its in zip(own, base, strict=True)]
+        if all(more):
+            return f"{calls} So the engine chose worse lengths."
+        if not any(more):
+            return f"{calls} So the loss is in the time of a step, which was not measured by parts."
+        return f"{calls} The reason of the loss was not measured."
 
     def raw(self, method: str, temperature: float) -> str:
         """Tokens per second on each domain, one request at a time."""
@@ -111,6 +154,12 @@ def proposals(theory: Found) -> str:
     if theory["form"] == "naive":
         return f"one proposer of {gammas[theory['proposer']]} tokens, so nothing alternates"
     return f"to alternate, lengths {', '.join(map(str, gammas))}" if theory["form"] == "alternate" else "no proposals"
+
+
+def counted(calls: Sequence[float]) -> str:
+    """Several numbers in words."""
+    cells = [f"{each:.2f}" for each in calls]
+    return f"{', '.join(cells[:-1])} and {cells[-1]}"
 
 
 def quality(found: Found, models: str, option: str, domain: str) -> str:

@@ -83,6 +83,11 @@ class Page:
         return cls(given["name"], given["title"], sections, Run(**given["run"]))
 
 
+def paragraph(*sentences: str) -> str:
+    """The text of a section; sentences without figures are empty and left out."""
+    return " ".join(filter(None, sentences))
+
+
 def save(page: Page, folder: Path = PAGES) -> Path:
     """Write ``<name>.json``."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,13 +33,17 @@ def in_domain(found: Found, domain: str) -> str:
 def fastest_relaxed(found: Found, speed: str = "speed", lossless: bool = False) -> Found:
     """The fastest of the bounds whose distribution differs from the target's; bound 0 is the reference.
 
+    A bound with the options of a smaller bound is the same configuration again and does not count.
+
     Args:
         lossless: only of bounds whose loss on reference answers has an interval that reaches zero.
 
     Raises:
         LookupError: no bound relaxes.
     """
-    rows = [row for row in found["rows"] if row["max_divergence"] > 0 and row["divergence"] > 0]
+    options = [row["options"] for row in found["rows"]]
+    rows = [row for place, row in enumerate(found["rows"]) if row["options"] not in options[:place]]
+    rows = [row for row in rows if row["max_divergence"] > 0 and row["divergence"] > 0]
     rows = [row for row in rows if not lossless or row["loss"]["low"] <= 0]
     if not rows:
         raise LookupError("bounds")

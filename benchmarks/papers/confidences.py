@@ -126,7 +126,7 @@ def by_length(results: Results) -> Section:
     return Section(
         "Figure 1: acceptance rate by speculation length",
         tuple(rows),
-        f"{SETTING} The generic drafter drafts. The rate is accepted over drafted tokens, as in the paper, so tokens "
+        f"{SETTING} The generic drafter drafts. The rate is accepted over drafted tokens, as in the paper. So tokens "
         "that were not judged count as not accepted.",
     )
 

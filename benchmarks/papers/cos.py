@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.papers.collaborations import COLLABORATIVE, QUALITY, SWEEPS, Collaborations, quality
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Row, Section
+from benchmarks.papers.common import Page, Row, Section, paragraph
 from benchmarks.papers.cos_settings import SETTINGS, SPEEDS, Said, Setting
 from benchmarks.papers.cos_theory import predictions, theorems
 from benchmarks.papers.not_run import remaining
@@ -36,14 +36,15 @@ def table(results: Results, setting: Setting) -> Section:
     for place, temperature in enumerate(setting.temperatures):
         rows += speeds(results, setting, place)
         rows += gains(results, setting, place)
-        rows.append(
+        rows += [
             results.row(
-                f"Calls of all models for a token, alternate, T = {temperature:g}",
-                "at most 2, for γ = 1" if setting.models == 2 else "",
+                f"Calls of the models for a token, {method}, T = {temperature:g}",
+                "at most 2, for γ = 1" if setting.models == 2 and method == "alternate" else "",
                 COLLABORATIVE,
-                lambda found, t=temperature: read(found, setting).calls("alternate", t),
+                lambda found, t=temperature, m=method: read(found, setting).calls(m, t),
             )
-        )
+            for method in ("alternate", "naive")
+        ]
         rows.append(
             results.row(
                 f"Acceptance of each model's proposals, T = {temperature:g}",
@@ -52,7 +53,21 @@ def table(results: Results, setting: Setting) -> Section:
                 lambda found, t=temperature: read(found, setting).acceptance(t),
             )
         )
-    return Section(f"{setting.title}, speed over standard collaborative decoding", tuple(rows), setting.text)
+    losses = [
+        results.sentence(
+            COLLABORATIVE, lambda found, o=other, t=temperature: read(found, setting).loss(o, t, setting.large)
+        )
+        for temperature in setting.temperatures
+        for other in setting.gains
+    ]
+    text = paragraph(setting.text, results.sentence(COLLABORATIVE, sizes), *losses)
+    return Section(f"{setting.title}, speed over standard collaborative decoding", tuple(rows), text)
+
+
+def sizes(found: Found) -> str:
+    """How much was run."""
+    options = found["options"]
+    return f"{options['prompts']} prompts of each domain, {options['tokens']} tokens; intervals are over prompts."
 
 
 def speeds(results: Results, setting: Setting, place: int) -> list[Row]:
@@ -103,11 +118,7 @@ def gains(results: Results, setting: Setting, place: int) -> list[Row]:
 
 def chosen(results: Results, setting: str, temperature: float, batch: int) -> str:
     """A note on the proposals of the default; empty where nothing is stored."""
-    found = results.read(COLLABORATIVE)
-    try:
-        return Collaborations(found, setting).chosen(temperature, batch) if found else ""
-    except LookupError:
-        return ""
+    return results.sentence(COLLABORATIVE, lambda found: Collaborations(found, setting).chosen(temperature, batch))
 
 
 def at(said: Said, place: int) -> str:
@@ -122,7 +133,7 @@ def sweeps(results: Results) -> Section:
         ("weighted-small", "lambda"): "rises with λ (figure 8)",
         ("contrastive", "mu"): "above 1× for every μ, falls as μ rises (figure 5)",
         ("weighted-two", "gamma"): "flat, since both models cost the same (figure 6a)",
-        ("contrastive", "gamma"): "rises, then falls (figures 6b and 6c, two model pairs)",
+        ("contrastive", "gamma"): "rises, then falls; on HumanEval in one direction only (figures 6b and 6c)",
     }
     rows = [
         results.row(
@@ -136,11 +147,10 @@ def sweeps(results: Results) -> Section:
     return Section(
         "Figures 4 to 6: speed against λ, μ and γ",
         tuple(rows),
-        "The default over standard decoding: 9 prompts of three domains, one request at a time, T = 1, and T = 0 for "
-        "contrastive decoding; figure 5 also has T = 1. The sweeps ran on another day than the tables above, with one "
-        "thread and AVX-512 instead of two threads and bf16. So the same λ or μ has another speed in the tables. The "
-        "engine chooses the lengths, and whether models alternate, for λ and μ. For γ the last model proposes γ tokens "
-        "and the other model one. The paper has γ from 1 to 5.",
+        "The default over standard decoding: 9 prompts of three domains, one request at a time. T is 1, and 0 for "
+        f"contrastive decoding; the paper's figure 5 has both. {apart(results)}The engine chooses the lengths, and "
+        "whether models alternate, for λ and μ. For γ the last model proposes γ tokens and the other model one. The "
+        "paper has γ from 1 to 5.",
     )
 
 
@@ -183,9 +193,29 @@ def qualities(results: Results) -> Section:
         tuple(rows),
         "Nats per token of held-out reference answers; lower is better. λ is the weight of the second model, μ the "
         "share that contrastive decoding subtracts. The second model of the same size is the target with an adapter. "
-        "The speeds at λ from 0.1 to 0.9 and μ from 0.1 to 0.5 stand above, for a small second model. The paper shows "
-        "accuracy on four tasks, and only for λ.",
+        f"{results.sentence(QUALITY, answers)} The speeds at λ from 0.1 to 0.9 and μ from 0.1 to 0.5 stand above. They "
+        "are of a small second model. The paper shows accuracy on four tasks, and only for λ.",
     )
+
+
+def apart(results: Results) -> str:
+    """How the run of the sweeps differs from that of the tables; empty where one of the runs is missing."""
+    tables, swept = (results.sentence(source, circumstances) for source in (COLLABORATIVE, SWEEPS))
+    if not (tables and swept) or tables == swept:
+        return ""
+    return f"The sweeps ran {swept}, the tables above {tables}. So the same λ or μ has another speed in the tables. "
+
+
+def circumstances(found: Found) -> str:
+    """When and how a run took place."""
+    machine = found["machine"]
+    count = machine["threads"]
+    return f"on {machine['date'][:10]} with {count} thread{'s' if count > 1 else ''} and {machine['kernels']}"
+
+
+def answers(found: Found) -> str:
+    """How many answers were scored."""
+    return f"{found['per_domain']} answers of each domain."
 
 
 def read(found: Found, setting: Setting) -> Collaborations:

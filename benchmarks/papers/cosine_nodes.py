@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.papers.common import How, Row, Section
+from benchmarks.papers.common import How, Row, Section, paragraph
 from benchmarks.papers.sources import Found, Results, Source
 
 NODES = ("cosine_nodes_low", "cosine_nodes")  # six requests, and twenty-four
@@ -12,21 +12,27 @@ SOURCES = {
     6: Source("cosine_nodes_low", "python -m benchmarks.cosine_nodes --requests 6", How.EMULATED),
     24: Source("cosine_nodes", "python -m benchmarks.cosine_nodes", How.EMULATED),
 }
-WHOLE = "CoSine, 4 nodes"
+EARLIER = {source: Source(f"{source.file}_earlier", source.command, How.EMULATED) for source in SOURCES.values()}
+WHOLE, EIGHT = "CoSine, 4 nodes", "CoSine, 8 nodes"
+SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
 BASELINES = {
-    "SpecInfer, 4 nodes": ("SpecInfer", "1.31 to 1.62× throughput (LLaMA pair)"),
+    SPECINFER: ("SpecInfer", "1.31 to 1.62× throughput (LLaMA pair)"),
     "PipeInfer": ("PipeInfer", "1.24 to 1.46× throughput (LLaMA pair)"),
     "one drafter": ("one drafter in turn (vanilla)", ""),
     "no drafts": ("no drafts (vLLM)", "3.15 to 4.71× throughput (LLaMA pair)"),
 }
+AT_EIGHT = (
+    "SpecInfer, 8 nodes",
+    *(name for name in BASELINES if name != SPECINFER),
+)  # the others have one node or none
 PARTS = {
     "without routing": "29 to 33% less throughput; at 8 devices 1.18 against 1.72",
     "without fusion": "17 to 34% less throughput; at 8 devices 1.13 against 1.72",
-    "without pipelining": "",
+    IN_TURN: "",
     "drafting ahead": "",
     "fusion token by token": "",
 }
-COUNTS = {1: "CoSine, 1 node", 2: "CoSine, 2 nodes", 4: WHOLE, 8: "CoSine, 8 nodes"}
+COUNTS = {1: "CoSine, 1 node", 2: "CoSine, 2 nodes", 4: WHOLE, 8: EIGHT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +53,15 @@ class Nodes:
         """Throughput of a variant over that of another."""
         return self.value("tokens_per_second", variant) / self.value("tokens_per_second", other)
 
-    def both(self, other: str) -> str:
+    def both(self, other: str, variant: str = WHOLE) -> str:
         """How many times the throughput of another system, and by how much the latency differs."""
-        latency = self.value("mean_latency", WHOLE) / self.value("mean_latency", other) - 1
-        return f"{self.over(other):.2f}× throughput, {latency:+.0%} latency"
+        latency = self.value("mean_latency", variant) / self.value("mean_latency", other) - 1
+        return f"{self.over(other, variant):.2f}× throughput, {latency:+.0%} latency"
 
-    def lost(self, variant: str) -> str:
+    def lost(self, variant: str, whole: str = WHOLE) -> str:
         """Change of throughput and acceptance length without a part."""
-        length = (1 + self.value("accepted_per_draft", variant)) / (1 + self.value("accepted_per_draft", WHOLE)) - 1
-        return f"{self.over(WHOLE, variant) - 1:+.0%} throughput, {length:+.0%} acceptance length"
+        length = (1 + self.value("accepted_per_draft", variant)) / (1 + self.value("accepted_per_draft", whole)) - 1
+        return f"{self.over(whole, variant) - 1:+.0%} throughput, {length:+.0%} acceptance length"
 
     def scaled(self, variant: str) -> str:
         """Acceptance length, and throughput over one drafter in turn."""
@@ -72,29 +78,97 @@ def section(results: Results) -> Section:
             results.row(f"CoSine over {words}, {at}", said, source, lambda f, name=name: Nodes(f).both(name))
             for name, (words, said) in BASELINES.items()
         ]
+        rows.append(
+            results.row(
+                f"CoSine over SpecInfer, 8 nodes each, {at}",
+                BASELINES[SPECINFER][1],
+                source,
+                lambda f: Nodes(f).both("SpecInfer, 8 nodes", EIGHT),
+            )
+        )
         rows += [
             results.row(f"{name}, {at}", said, source, lambda f, name=name: Nodes(f).lost(name))
             for name, said in PARTS.items()
         ]
+        rows.append(
+            results.row(f"{IN_TURN}, 8 nodes, {at}", "", source, lambda f: Nodes(f).lost(f"{IN_TURN}, 8 nodes", EIGHT))
+        )
         rows += [
             results.row(
                 f"{count} cooperative node{'s' if count > 1 else ''}, {at}",
                 "acceptance improves with the nodes, without numbers",
                 source,
                 lambda f, name=name: Nodes(f).scaled(name),
+                "two nodes for each drafter" if count == 8 else "",
             )
             for count, name in COUNTS.items()
         ]
     return Section(
         "Figures 6(a) and 6(c), ablation and second figure 6: drafters on nodes, emulated",
         tuple(rows),
-        "Nodes are processes of the zoo's drafters. Target and nodes compute and then sleep to injected times. A "
-        "forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms. Chains and trees, "
-        "SpecInfer's too, have at most four tokens in all; elsewhere trees have eight or ten. Decoding is greedy. "
-        "CoSine is `fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch; the "
-        "paper's adaptive speculation (algorithm 2) is left out. Routing `all` stands for no routing, one drafter per "
-        "request for no fusion. With eight nodes each drafter has two, which share its requests, so eight nodes draft "
-        "no other tokens than four. All variants wrote the same texts. Throughput counts one batch until its last "
-        "request ends; latency is the mean over requests. The paper's first part is the whole cooperative generation, "
-        "which is more than routing. Each variant ran once, so the figures have no intervals.",
+        paragraph(
+            "Nodes are processes of the zoo's drafters. Target and nodes compute and then sleep to injected times. A "
+            "forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms. Chains and trees, "
+            "SpecInfer's too, have at most four tokens in all; elsewhere trees have eight or ten. Decoding is greedy. "
+            "CoSine is `fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch. "
+            "The paper's adaptive speculation (algorithm 2) is left out. Routing `all` stands for no routing, one "
+            "drafter per request for no fusion. With eight nodes "
+            "each drafter has two nodes, which share its requests, so the tokens are those of four. A draft step takes "
+            "8 ms for any number of requests. So eight nodes cannot be faster than four here. All variants wrote the "
+            "same texts. Throughput counts one batch until its last request ends; latency is the mean over requests. "
+            "The paper's first part is the whole cooperative generation, which is more than routing.",
+            loss(results),
+            noise(results),
+        ),
+    )
+
+
+def loss(results: Results) -> str:
+    """Why CoSine is slower than the best baseline; empty where a load was not run."""
+    low, high = (results.sentence(source, in_turn) for source in SOURCES.values())
+    if not (low and high):
+        return ""
+    return paragraph(
+        f"The loss to SpecInfer is the pipeline's. Without it CoSine has {low} and {high} times SpecInfer's "
+        "throughput, at 6 and 24 requests.",
+        results.sentence(SOURCES[24], undrafted),
+    )
+
+
+def undrafted(found: Found) -> str:
+    """Why CoSine is slower than no drafts; empty where no drafts are not the best baseline."""
+    load = Nodes(found)
+    if min(BASELINES, key=load.over) != "no drafts":
+        return ""
+    return (
+        "No drafts are the fastest system at 24 requests. CoSine without pipelining has "
+        f"{load.over('no drafts', IN_TURN):.2f} times their throughput, and its target idles "
+        f"{load.value('target_idle', IN_TURN):.0%} of the time."
+    )
+
+
+def in_turn(found: Found) -> str:
+    """Throughput of CoSine without its pipeline over SpecInfer's."""
+    return f"{Nodes(found).over(SPECINFER, IN_TURN):.2f}"
+
+
+def speed(found: Found, variant: str) -> float:
+    """Tokens per second of a variant."""
+    return Nodes(found).value("tokens_per_second", variant)
+
+
+def noise(results: Results) -> str:
+    """How far apart two runs of one variant are; empty where they were not run twice."""
+    changes, date = [], ""
+    for source, again in EARLIER.items():
+        new, old = results.read(source), results.read(again)
+        if new and old:
+            names = new["variants"].keys() & old["variants"].keys()
+            changes += [abs(speed(new, name) / speed(old, name) - 1) for name in names]
+            date = old["machine"]["date"]
+    if not changes:
+        return ""
+    return (
+        f"Each variant ran once, so the figures have no intervals. A run on {date} had up to {max(changes):.0%} more "
+        "or less throughput, so smaller changes say nothing."
     )

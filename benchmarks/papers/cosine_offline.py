@@ -56,10 +56,10 @@ def throughputs(results: Results) -> Section:
         "The target has the times of a 70B model on four A100, the drafters have nodes of their own. These times are "
         "assumed. Drafts are recorded, as in the gain by parts, and are at most five tokens deep. SpecInfer unites "
         "trees of all drafters, CoSine fuses them; trees have at most ten tokens. CoSine is pipelined and routes by "
-        "`hedge` (arXiv 2510.20064); the paper's adaptive speculation (algorithm 2) is left out. *Batch* is the number "
-        "of requests in the engine for every system. Pipelining halves CoSine's batch in the target; Minions' pipeline "
-        "gets twice the requests instead. `examples/baselines/` has the same five systems with three drafters, other "
-        "trees and prices.",
+        "`hedge` (arXiv 2510.20064); the paper's adaptive speculation (algorithm 2) is left out. Outputs have 64 "
+        "tokens; the paper's have 128 after inputs of 256. *Batch* is the number of requests in the engine for every "
+        "system. Pipelining halves CoSine's batch in the target; Minions' pipeline gets twice the requests instead. "
+        "`examples/baselines/` has the same five systems with three drafters, other trees and prices.",
     )
 
 
@@ -85,9 +85,9 @@ def qwen(results: Results) -> Section:
         tuple(rows),
         "A target of 32B on four A100 takes the place of the 70B target. Its times are computed from sizes, bandwidth "
         "and FLOP/s (`benchmarks/papers/large_targets.py`), and not measured. The lower time of a draft "
-        "token is computed too, for 0.5B on an RTX 3090. The other rows keep the time of the LLaMA pair. Drafts are "
-        "those of the package's models, as for the LLaMA pair, so acceptance is not that of the Qwen pair. Trees and "
-        "batches are those of figures 6(a) and 6(c).",
+        "token is computed too, for 0.5B on an RTX 3090. The other rows keep the time of the LLaMA pair. The package's "
+        "models made the drafts, so acceptance is not that of the Qwen pair. Trees and batches are those of figures "
+        "6(a) and 6(c).",
     )
 
 
@@ -165,7 +165,8 @@ def prices(results: Results) -> Section:
         "Table 3 and abstract: price, and gains at equal cost",
         tuple(rows),
         "The scenario is that of figures 6(a) and 6(c). Prices per hour are assumed: 6 for the target, 0.15 for each "
-        "drafter. The paper normalises its figures by cost and does not say how.",
+        "drafter. The paper's table 3 is of online serving at several rates; ours is of fixed batches. The paper "
+        "normalises its figures by cost and does not say how.",
     )
 
 

@@ -61,13 +61,13 @@ class Curves:
         found = [self.speedup(self.adaptive, load) for load in self.latency]
         return f"{min(found):.2f} to {max(found):.2f}×"
 
-    def regret(self, load: float) -> str:
-        """The adaptive one's latency over that of the best other one, no speculation among them."""
+    def against_best(self, load: float) -> tuple[float, str]:
+        """The adaptive one's latency over that of the best other one, which may be no speculation, and its name."""
         others = {name: value for name, value in self.latency[load].items() if name in (BASE, *self.fixed)}
         best = min(others, key=lambda name: others[name])
-        return f"{self.latency[load][self.adaptive] / others[best]:.2f} of {best}"
+        return self.latency[load][self.adaptive] / others[best], best
 
     def worst_regret(self) -> str:
         """The load at which the adaptive policy loses most to the best other policy."""
-        load = max(self.latency, key=lambda load: float(self.regret(load).split()[0]))
-        return f"{self.regret(load)}, at {load:g}/s"
+        load = max(self.latency, key=lambda load: self.against_best(load)[0])
+        return "{:.2f} of {}, at {:g}/s".format(*self.against_best(load), load)

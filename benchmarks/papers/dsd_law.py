@@ -29,6 +29,7 @@ from cospec.outputs import RequestOutput
 BOUNDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 TOLERANCE = 0.02  # nats per token
 WINDOW = 4
+FIRST_ANSWER, LAST_ANSWER = 2, 10  # of each domain: held-out answers, after those of the fit
 MODELS = ("zoo", "zoo:drafter")
 EXACT_PATH = "one target"
 
@@ -43,8 +44,8 @@ def measure(per_domain: int = 8, tokens: int = 64, rounds: int = 4) -> Found:
     )
     single = LLM(MODELS[0], {"method": "draft_model", "num_speculative_tokens": WINDOW, "policy": "fixed"})
     models = [load_model(name) for name in MODELS]
-    validation = read_answers(models, answers(relaxed, 0, 2))
-    held_out = [read_answers(models, [answer]) for answer in answers(relaxed, 2, 10)]
+    validation = read_answers(models, answers(relaxed, 0, FIRST_ANSWER))
+    held_out = [read_answers(models, [answer]) for answer in answers(relaxed, FIRST_ANSWER, LAST_ANSWER)]
     fits = {bound: calibrate(validation, bound, TOLERANCE).options for bound in BOUNDS}
     systems: dict[str, tuple[LLM, Mapping[str, Any] | None]] = {EXACT_PATH: (single, None)}
     for bound in BOUNDS:

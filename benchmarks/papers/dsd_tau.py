@@ -70,10 +70,10 @@ def section(results: Results) -> Section:
     return Section(
         "Ablation of τ from 0 to 0.8: equation 8 on reference answers",
         rows,
-        "The paper shows speed and accuracy against τ. The engine has a bound in place of τ, so no text was written "
-        "with a fixed τ and no row is a speed. The rows are of the distribution itself at temperature 1, without key "
-        "tokens. The total variation says how the bounds above stand for τ: a bound departs as far from the target as "
-        "the τ with the same total variation. The loss is that of reference answers.",
+        "The paper shows speed and accuracy against τ. The engine has a bound in place of τ. So no text was written "
+        "with a fixed τ, and no row is a speed. The rows are of the distribution itself at temperature 1, without key "
+        "tokens. A bound above departs as far from the target as the τ with the same total variation. The loss is that "
+        "of reference answers.",
     )
 
 

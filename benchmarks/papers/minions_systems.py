@@ -20,7 +20,7 @@ PAPERS = {
     "Figure 8, latency, OPT-13B": "vLLM 4.22, 4.33, 3.75×; TensorRT-LLM 2.21, 2.78, 1.99×, below 1 on some sets at "
     "batch 32; FastGen 4.99, 4.74, 4.71×; TGI 5.70, 5.88, 5.18×",
     "Figure 9, throughput, Llama2-70B": "vLLM 3.71, 3.95, 3.88× (on average 3.02, 2.76, 2.69×); TensorRT-LLM 3.00, "
-    "2.71, 2.71×; FastGen 6.84, 4.39, 5.25×; TGI 3.60, 3.88, 3.81×",
+    "2.71, 2.71×, below 1 on some sets at batch 32; FastGen 6.84, 4.39, 5.25×; TGI 3.60, 3.88, 3.81×",
     "Figure 9, throughput, OPT-13B": "vLLM 4.18, 4.17, 3.83×; TensorRT-LLM 2.17, 2.64, 2.03×, below 1 on some sets at "
     "batch 32; FastGen 5.01, 4.66, 4.78×; TGI 5.65, 5.61, 5.31×",
 }

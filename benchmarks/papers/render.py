@@ -10,9 +10,10 @@ HEAD = """# Figures of the papers, and figures of cospec
 
 <!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers. Do not edit. -->
 
-Absolute speeds are not comparable. The papers ran models of 1.5 to 70 billion parameters on GPUs and NPUs. Measured
+Absolute speeds are not comparable. The papers ran targets of 1.5 to 70 billion parameters on GPUs and NPUs. Measured
 figures here are of the small models of the package, on a processor. Simulated figures mostly have assumed times of
-large models. Compare which system wins, by which factor, and where the order changes.
+large models. Compare which system wins, by which factor, and where the order changes. Prompts of code are HumanEval's,
+of math GSM8K's, of prose from *Treasure Island*.
 [papers.md](../../docs/papers.md) lists the mechanisms and their files.
 
 The column *how* names the origin of a figure:
@@ -23,10 +24,11 @@ The column *how* names the origin of a figure:
 * **computed**: from an equation, by the policies' code, or by drawing what the equation assumes;
 * **not run**, with the reason.
 
-The number in brackets leads to the command, the machine and the date below the table. The paper's column has the
-paper's figure or its claim in words. A value with an equation or a theorem in brackets is computed from the paper's
-formula, a value with *computed* from its tables. An empty cell: the paper has no such figure. Intervals in brackets are
-95%.
+The number in brackets leads to the command, the machine and the date below the table. *2 x AMD EPYC* and *AMD EPYC, 2
+cores* both name two cores of one processor. The paper's column has the paper's figure or its claim in
+words. A value with an equation or a theorem in brackets is computed from the paper's formula, a value with *computed*
+from its tables. An empty cell: the paper has no such figure. Intervals in brackets are 95%. Simulated figures are of
+one seed and have no intervals.
 
 """
 

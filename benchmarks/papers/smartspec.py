@@ -10,13 +10,13 @@ import numpy as np
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Row, Section
+from benchmarks.papers.common import Page, Row, Section, paragraph
 from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.smartspec_rates import SIMULATED, rates, simulated_curves
-from benchmarks.papers.sources import Results, Source
+from benchmarks.papers.sources import Found, Results, Source
 from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
 
 FIDELITY = Source("fidelity", "python -m benchmarks.fidelity")
@@ -65,8 +65,9 @@ def steps(results: Results) -> Section:
         for length in (0, 1, 3, 5)
     ]
     text = (
-        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. Steps are of 128 tokens at "
-        "an acceptance of 0.7. The time is of one forward of the 7B target of figure 5, and the paper has no such axis."
+        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. Steps are those of an "
+        "output of 128 tokens at an acceptance of 0.7. The time is of one forward of the 7B target of figure 5, and "
+        "the paper has no such axis."
     )
     return Section("Figure 3: batch size and number of steps", tuple(rows), text)
 
@@ -129,10 +130,10 @@ def model(results: Results) -> Section:
         "Figures 7 and 13: predicted against measured time",
         tuple(rows),
         "The time model is fitted to forwards and drafts, and judged on others. `benchmarks.fidelity` gives the "
-        "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times "
-        "come from runs with other requests, level and pace from the run next to it. The paper names profiled times, "
-        "data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and no HTTP "
-        "server.",
+        "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times come from "
+        "runs with other requests. The speed of the machine comes from the run next to it. The paper names profiled "
+        "times, data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and "
+        "no HTTP server.",
     )
 
 
@@ -157,8 +158,23 @@ def lookup(results: Results) -> Section:
         "paper measured an acceptance of 0.3 to 0.4 for Mistral-7B only; here Mixtral has it too. It is read as "
         "accepted over proposed tokens. With drafts of "
         f"{figures.LOOKUP_LENGTH} the middle means an acceptance of "
-        f"{figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token.",
+        f"{figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token. "
+        f"{results.sentence(large_targets.MIXTURE, lost_lengths)}",
     )
+
+
+def lost_lengths(found: Found) -> str:
+    """Mean drafted tokens of goodput at the rates where a fixed length or none is faster; empty where none is."""
+    runs, curves = Runs(found), simulated_curves(found)
+    cells = []
+    for load in sorted(curves.latency):
+        ratio, best = curves.against_best(load)
+        if ratio > 1.01:
+            own = runs.at(curves.adaptive, load)["mean_k"]
+            cells.append(
+                f"At {load:g}/s Mixtral's goodput drafts {own:.1f} tokens, and {best} is {ratio:.2f} times as fast."
+            )
+    return paragraph(*cells)
 
 
 def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
@@ -167,7 +183,7 @@ def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
     claims: tuple[tuple[str, str, Callable[[Curves], str]], ...] = (
         ("Speedup of the adaptive length over all rates", "the best at every rate", Curves.span),
         (
-            "Latency of the adaptive length over the best other's, rate chosen after the run",
+            "Latency of the adaptive length over the best other's, at its worst rate",
             "at most 1",
             Curves.worst_regret,
         ),
@@ -254,7 +270,20 @@ def heads(results: Results) -> Section:
     return Section(
         "Section 7.2.2: full trees and sparse ones, with our target's heads",
         tuple(rows),
-        "The paper has full trees and calls for sparser ones. Ours decode greedily, one request at a time.",
+        "The paper has full trees and calls for sparser ones. Ours decode greedily, one request at a time. "
+        f"{results.sentence(HEADS, repeated)}",
+    )
+
+
+def repeated(found: Found) -> str:
+    """How far apart the speeds of equal trees are: those with the same acceptance length to the last digit."""
+    speeds: dict[tuple[float, ...], list[float]] = {}
+    for row in found["rows"].values():
+        speeds.setdefault(tuple(row["acceptance_length"]), []).append(row["tokens_per_s"])
+    most = max(max(each) / min(each) for each in speeds.values()) - 1
+    return (
+        "Speeds ran once, one kind of draft after another. "
+        f"Equal trees differ by up to {most:.0%}, so compare acceptance lengths."
     )
 
 

@@ -79,6 +79,14 @@ class Results:
         how = How.GPU if source.how is How.MEASURED and on_gpu(found) else source.how
         return Row(what, paper, ours, how, run, note)
 
+    def sentence(self, source: Source, pick: Callable[..., str]) -> str:
+        """Words about a source for a text or a note; empty where the source does not have the figure."""
+        found = self.read(source)
+        try:
+            return "" if found is None else pick(found)
+        except LookupError:
+            return ""
+
     def computed(self, what: str, paper: str, ours: str, note: str = "") -> Row:
         """A figure that follows from an equation."""
         return Row(what, paper, ours, How.COMPUTED, self.here, note)

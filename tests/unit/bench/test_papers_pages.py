@@ -166,6 +166,40 @@ def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None
     assert alternates.alternates(1.0) and not naive.alternates(1.0)
 
 
+def test_a_loss_is_explained_by_the_calls_that_were_counted(room: Room) -> None:
+    calls = {"alternate": {"big": 0.5, "small": 0.1}, "naive": {"big": 0.4, "small": 2.0}, "plain": {"big": 0.6}}
+    speeds = {"alternate": [1.5], "naive": [2.0], "plain": [1.6], "parallel": [0.9]}
+    where: dict[str, Any] = {"batch": 1, "temperature": 0.0}
+    rows = [where | {"domain": domain, "calls_per_token": calls} for domain in ("code", "math")]
+    rows.append(where | {"domain": "all", "over_standard": speeds})
+    found = room.collaborations.Collaborations({"settings": {"two": rows}}, "two")
+    worse, slower = found.loss("naive", 0.0, 1), found.loss("plain", 0.0, 1)
+    assert "0.75 times the speed" in worse and "0.50 and 0.50," in worse and "worse lengths" in worse
+    assert "time of a step" in slower and "worse lengths" not in slower
+    assert "worse lengths" not in found.loss("naive", 0.0, 2)
+    assert found.loss("parallel", 0.0, 1) == ""
+
+
+def test_one_configuration_counts_once_among_bounds(room: Room) -> None:
+    def row(bound: float, fit: float, speed: float) -> dict[str, Any]:
+        loss = {"low": -0.1 if fit < 0.2 else 0.1}
+        return {
+            "max_divergence": bound,
+            "options": {"fit": fit},
+            "divergence": fit,
+            "loss": loss,
+            "speed": {"ratio": speed},
+        }
+
+    found = {
+        "rows": [row(0.0, 0.0, 2.0), row(0.1, 0.1, 1.1), row(0.2, 0.2, 1.2), row(0.4, 0.2, 1.3)],
+        "tolerance": 0.02,
+    }
+    fastest = room.comparisons.fastest_relaxed
+    assert fastest(found)["max_divergence"] == 0.2 and fastest(found, lossless=True)["max_divergence"] == 0.1
+    assert "Bounds 0.2 and 0.4 have one fit" in room.dsd.same_fits(found)
+
+
 def test_a_digest_names_no_kernels(room: Room) -> None:
     words = room.sources.machine_words
     assert words({"device": "Chip", "kernels": "0123456789abcdef"}) == "Chip"
