@@ -208,7 +208,8 @@ class EngineConfig(Options):
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
-            ``amx_int8``, ``avx_vnni``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the default.
+            ``amx_int8``, ``avx_vnni``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the
+            default.
         cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend; ``--plugin``.
         speculative_config: an object with the keys below; JSON on the command line.
