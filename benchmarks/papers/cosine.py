@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import cosine_nodes, cosine_offline
+from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, over_plain
@@ -33,6 +33,7 @@ def page(results: Results) -> Page:
         cosine_nodes.section(results),
         *cosine_offline.sections(results),
         online(results),
+        *cosine_arrivals.sections(results),
         parts(results),
         ablation(results),
         remaining("cosine"),

@@ -194,7 +194,7 @@ def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(_busy(each.targets) for each in replicas), sum(_busy(each.workers) for each in replicas)
-    return summary(found, [each.steps for each in replicas], busy, world.cost_per_hour)
+    return summary(found, [each.steps for each in replicas], busy, world.drafting.machines, world.cost_per_hour)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
