@@ -69,6 +69,28 @@ def test_without_speculation_times_are_the_sums_of_rounds() -> None:
     assert found["ttft"]["mean"] == pytest.approx(prefill, abs=1e-6)
 
 
+def test_idle_times_are_what_the_other_side_takes() -> None:
+    """One request in turn: the drafter's passes leave the target idle, the forwards leave the drafter idle."""
+    one = {"requests": 1, "domains": [{"prompt": {"mean": 1}, "output": {"mean": 41}, "acceptance": 0.0}]}
+    costs = {"target": {"cost": {"fixed": 0.03}}, "drafting": {"cost": {"fixed": 0.004}}}
+    found = only(**one, **costs, variants=[{"name": "k=1", "num_speculative_tokens": 1}])
+    # The prompt's forward, 39 steps with a draft, and the last token's.
+    draft, target = 39 * 0.004, 41 * 0.03
+    assert found["seconds"] == pytest.approx(draft + target, abs=1e-6)
+    assert found["target_idle"] == pytest.approx(draft / (draft + target), abs=1e-4)
+    assert found["drafters_idle"] == pytest.approx(target / (draft + target), abs=1e-4)
+
+
+def test_idle_time_of_drafters_is_the_mean_over_their_machines() -> None:
+    drafting = {**DRAFT, "nodes": 4}
+    arrivals = {"kind": "closed", "concurrency": [16]}
+    variants = [{"name": "p", "num_speculative_tokens": 3, "execution_mode": "pipelined"}]
+    one, four = (only(drafting=each, arrivals=arrivals, variants=variants) for each in (DRAFT, drafting))
+    works = [1 - found["drafters_idle"] for found in (one, four)]
+    assert works[1] == pytest.approx(works[0] / 4, rel=0.05) and works[0] > 0
+    assert only(variants=[{"name": "off", "policy": "off"}])["drafters_idle"] is None, "no drafter worked"
+
+
 def test_acceptance_is_what_was_asked_for() -> None:
     found = only(requests=300, domains=[{"acceptance": 0.6, "prompt": {"mean": 8}, "output": {"mean": 60}}])
     assert found["acceptance"] == pytest.approx(0.6, abs=0.02)
