@@ -8,7 +8,7 @@ from benchmarks.papers import cosine_nodes
 from benchmarks.papers.common import Row, Section
 from benchmarks.papers.cosine_online import BASELINES, MODES, POOLS, WORDS
 from benchmarks.papers.scenarios import Runs
-from benchmarks.papers.sources import Results, Source
+from benchmarks.papers.sources import Results
 
 FUSED = "cosine fused"
 WITHOUT = {  # variants, and what each is a part of

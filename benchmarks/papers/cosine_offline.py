@@ -67,8 +67,8 @@ def throughputs(results: Results) -> Section:
         "trees of all drafters, CoSine fuses them; trees have at most ten tokens. CoSine is pipelined and routes by "
         "`hedge` (arXiv 2510.20064); the paper's adaptive speculation (algorithm 2) is left out. *Batch* is the number "
         "of requests in the engine for every system. Pipelining halves CoSine's batch in the target; Minions' pipeline "
-        "gets twice the requests instead. The parts of a throughput multiply to its ratio. `examples/baselines/` has the same five systems with three drafters, other "
-        "trees and prices.",
+        "gets twice the requests instead. The parts of a throughput multiply to its ratio. `examples/baselines/` has "
+        "the same five systems with three drafters, other trees and prices.",
     )
 
 

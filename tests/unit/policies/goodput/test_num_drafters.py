@@ -47,10 +47,10 @@ def pool(helps: float, count: int = 4) -> Pool:
     return made
 
 
-def policy(options: GoodputOptions = GoodputOptions()) -> Goodput:
+def policy(choose: bool = True) -> Goodput:
     whole = ForwardLatency(1e-8, (1e-5,), (), 0.0, 9e-4)
     return Goodput.build(
-        options,
+        GoodputOptions(choose_drafters=choose),
         PolicyContext(costs=LatencyModels(TARGET, whole), capabilities=DrafterCapabilities(num_drafters=3)),
     )
 
@@ -66,8 +66,8 @@ def test_the_routing_chooses_where_the_policy_does_not() -> None:
     """The same pool, where one drafter pays and three drafters do not."""
     chosen, left = pool(0.0), pool(0.0)
     budgets = list[DraftBudget]()
-    for world, options in ((chosen, GoodputOptions()), (left, GoodputOptions(choose_drafters=False))):
-        made = policy(options)
+    for world, choose in ((chosen, True), (left, False)):
+        made = policy(choose)
         world.play(made, 300)
         budgets += [each for each in made.plan(BatchState(sequences(4))) if each.depth]
     assert {each.drafters is None for each in budgets} == {True, False}
