@@ -189,9 +189,26 @@ def test_steps_in_flight_run_under_every_execution_mode(execution_mode: str) -> 
     assert speeds["goodput"] > 0.9 * speeds["off"]
 
 
+def test_a_variant_has_steps_in_flight_of_its_own() -> None:
+    target, arrivals = {**TARGET, "stages": 4}, {"kind": "closed", "concurrency": [16]}
+    variants = [{"name": "two", "num_speculative_tokens": 3, "steps_in_flight": 2}]
+    found = only(target=target, arrivals=arrivals, variants=variants)
+    same = only(
+        target={**target, "steps_in_flight": 2},
+        arrivals=arrivals,
+        variants=[{"name": "two", "num_speculative_tokens": 3}],
+    )
+    assert (
+        found == same != only(target=target, arrivals=arrivals, variants=[{"name": "two", "num_speculative_tokens": 3}])
+    )
+
+
 def test_steps_in_flight_need_a_steady_pace() -> None:
     with pytest.raises(InvalidInput, match="steps_in_flight is 2"):
         scenario(target={**TARGET, "steps_in_flight": 2}, pace=[{"seconds": 1, "factor": 2}]).check()
+    variants = [{"name": "v", "steps_in_flight": 2}]
+    with pytest.raises(InvalidInput, match="steps_in_flight of variant v is 2"):
+        scenario(variants=variants, pace=[{"seconds": 1, "factor": 2}]).check()
 
 
 def test_the_oracle_is_not_beaten() -> None:
