@@ -1,4 +1,4 @@
-"""CoSine with a target of four pipeline stages, simulated: what overlapping drafting and verification is worth there."""
+"""CoSine with a target of four pipeline stages, simulated: what overlapping drafts with the target is worth there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stages(results: Results) -> Section:
                 STAGES,
                 lambda found, batch=batch: Runs(found).by_parts(WHOLE, "specinfer", float(batch)),
             )
-            for batch in (2, 4, 8, 16, 32)
+            for batch in (2, 4, 8, 16)
         ),
         results.row(
             "Idle time of the stages, batch 16",
@@ -65,7 +65,8 @@ def stages(results: Results) -> Section:
         "microbatches, and the stages drain at its end. With four steps in flight each step is a microbatch, and the "
         "drafters draft for one step while the stages verify the others. A pipeline is idle while no stage works. "
         "Drafts, drafters and trees are those of figures 6(a) and 6(c). The parts of a throughput multiply to its "
-        "ratio. Steps in flight help every system, so little of the gain is CoSine's own.",
+        "ratio. Steps in flight help every system. With four steps in flight for both, SpecInfer is a little faster: its "
+        "larger trees accept a little more.",
     )
 
 
