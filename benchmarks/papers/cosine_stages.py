@@ -65,8 +65,8 @@ def stages(results: Results) -> Section:
         "microbatches, and the stages drain at its end. With four steps in flight each step is a microbatch, and the "
         "drafters draft for one step while the stages verify the others. A pipeline is idle while no stage works. "
         "Drafts, drafters and trees are those of figures 6(a) and 6(c). The parts of a throughput multiply to its "
-        "ratio. Steps in flight help every system. With four steps in flight for both, SpecInfer is a little faster: its "
-        "larger trees accept a little more.",
+        "ratio. Steps in flight help every system. With four steps in flight for both, SpecInfer is a little faster: "
+        "its larger trees accept a little more.",
     )
 
 
