@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.headlines import stored
+from benchmarks.papers import cosine_online
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cosine_nodes import BASELINES as ON_NODES
 from benchmarks.papers.cosine_nodes import NODES, Nodes
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
-from benchmarks.papers.cosine_online import BASELINES, MODES
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
@@ -117,9 +117,9 @@ def online(*others: str) -> Find:
     """
 
     def find() -> Figure:
-        modes = [runs_of(f"cosine-{mode}") for mode in MODES]
+        modes = [runs_of(f"cosine-{mode}") for mode in cosine_online.MODES]
         return spread(
-            [min(map(runs.latency, others or BASELINES)) / runs.latency("cosine fused") for runs in modes]
+            [min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency("cosine fused") for runs in modes]
         )
 
     return find
