@@ -74,8 +74,8 @@ def faster(runs: Runs, name: str, others: tuple[str, ...]) -> str:
     """Throughput over that of the fastest of some systems, at each batch."""
     cells = []
     for batch in runs.loads:
-        best = max(others, key=lambda other, batch=batch: runs.throughput(other, batch))
-        cells.append(f"batch {batch:g}: {runs.throughput(name, batch) / runs.throughput(best, batch):.2f}× ({best})")
+        most, best = max((runs.throughput(other, batch), other) for other in others)
+        cells.append(f"batch {batch:g}: {runs.throughput(name, batch) / most:.2f}× ({best})")
     return ", ".join(cells)
 
 
@@ -83,6 +83,6 @@ def sooner(runs: Runs, name: str, others: tuple[str, ...]) -> str:
     """Latency against that of the best of some systems, at each batch."""
     cells = []
     for batch in runs.loads:
-        best = min(others, key=lambda other, batch=batch: runs.latency(other, batch))
-        cells.append(f"batch {batch:g}: {runs.latency(name, batch) / runs.latency(best, batch) - 1:+.1%} ({best})")
+        least, best = min((runs.latency(other, batch), other) for other in others)
+        cells.append(f"batch {batch:g}: {runs.latency(name, batch) / least - 1:+.1%} ({best})")
     return ", ".join(cells)
