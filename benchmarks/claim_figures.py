@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.headlines import stored
+from benchmarks.papers import cosine_online
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
-from benchmarks.papers.cosine_online import MODES, coupled
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
@@ -114,13 +114,13 @@ def online(*others: str) -> Find:
     """The simulated latency of the fastest of some systems over CoSine's fused trees, over the modes of arrival.
 
     Args:
-        others: by name; none: all systems in turn.
+        others: by name; none: all baselines.
     """
 
     def find() -> Figure:
-        modes = [runs_of(f"cosine-{mode}") for mode in MODES]
+        modes = [runs_of(f"cosine-{mode}") for mode in cosine_online.MODES]
         return spread(
-            [min(map(runs.latency, others or coupled(runs))) / runs.latency("cosine fused") for runs in modes]
+            [min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency("cosine fused") for runs in modes]
         )
 
     return find

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import cosine_nodes, cosine_offline
+from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.confidences import by_probability
 from benchmarks.papers.cosine_online import MODES, online
 from benchmarks.papers.cosine_parts import PARTS, parts
+from benchmarks.papers.cosine_stages import STAGES, stages
 from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
@@ -19,7 +20,7 @@ CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo 
 RANGE = "1.73 to 3.20"  # of trained drafters; the paper decodes greedily
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
-SOURCES = (*MODES.values(), PARTS, cosine_offline.OFFLINE, *QWEN.values())
+SOURCES = (*MODES.values(), PARTS, STAGES, cosine_offline.OFFLINE, *QWEN.values())
 
 
 def page(results: Results) -> Page:
@@ -32,7 +33,9 @@ def page(results: Results) -> Page:
         offline(results),
         cosine_nodes.section(results),
         *cosine_offline.sections(results),
+        stages(results),
         online(results),
+        *cosine_arrivals.sections(results),
         parts(results),
         ablation(results),
         remaining("cosine"),

@@ -83,3 +83,27 @@ class Runs:
             KeyError: the scenario has no prices.
         """
         return float(self.at(variant, load)["price_per_million_tokens"])
+
+    def by_parts(self, variant: str, other: str, load: float | None = None) -> str:
+        """Throughput over that of another variant, as the exact product of its parts.
+
+        Throughput is tokens of a request and step, times requests of a step, times the share of time in which the
+        target works, times forwards per second of this time.
+
+        Raises:
+            KeyError: the stored runs have no idle time.
+        """
+        (tokens, batch, works, speed), others = self._parts(variant, load), self._parts(other, load)
+        cells = (
+            f"{tokens / others[0]:.2f}× tokens of a request and step",
+            f"{batch / others[1]:.2f}× requests of a step",
+            f"{works / others[2]:.2f}× working time of the target",
+            f"{speed / others[3]:.2f}× forwards in this time",
+        )
+        return f"{self.throughput(variant, load) / self.throughput(other, load):.2f}× = {' · '.join(cells)}"
+
+    def _parts(self, variant: str, load: float | None) -> tuple[float, float, float, float]:
+        run = self.at(variant, load)
+        works, batch = 1.0 - run["target_idle"], run["mean_batch"]
+        forwards = run["rounds"] / (run["seconds"] * works)
+        return run["throughput"] / (batch * works * forwards), batch, works, forwards

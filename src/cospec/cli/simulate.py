@@ -11,7 +11,7 @@ import typer
 
 from cospec.cli.output_paths import check_file, writing
 
-WIDTH = 140  # width of the table without a terminal
+WIDTH = 180  # width of the table without a terminal
 
 
 def simulate(
@@ -57,6 +57,8 @@ def _table(found: dict[str, Any]) -> Any:
         "accepted",
         "batch",
         "tokens/step",
+        "target idle",
+        "drafters idle",
     )
     priced = any("price_per_million_tokens" in run for run in found["runs"])
     table = Table(*head, *(["price/M tokens"] if priced else []), box=None)
@@ -72,6 +74,8 @@ def _table(found: dict[str, Any]) -> Any:
             "" if accepted is None else f"{accepted:.2f}",
             f"{run['mean_batch']:.1f}",
             f"{run['mean_batched_tokens']:.0f}",
+            f"{run['target_idle']:.0%}",
+            "" if run["drafters_idle"] is None else f"{run['drafters_idle']:.0%}",
             *([f"{run['price_per_million_tokens']:.3g}"] if priced else []),
         )
     return table

@@ -61,16 +61,23 @@ class RequestLog:
 
 
 def summary(
-    outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, float], cost_per_hour: float = 0.0
+    outcomes: RequestLog,
+    engines: list[StepLog],
+    busy: tuple[float, float],
+    drafter_machines: int = 1,
+    cost_per_hour: float = 0.0,
 ) -> dict[str, Any]:
     """Return one run as JSON.
 
     Args:
         busy: seconds of work of targets and drafters.
+        drafter_machines: of each engine.
         cost_per_hour: the price of all machines; 0 if no price is declared, then the run has no price of tokens.
 
     ``acceptance`` is accepted / (accepted + rejections). ``mean_k`` is the number of drafted tokens per sequence and
-    step. ``overlap`` is the sum of busy times over elapsed time, per engine.
+    step. ``overlap`` is the sum of busy times over elapsed time, per engine. ``target_idle`` is the share of time in
+    which a target computes no forward, ``drafters_idle`` that in which a drafter's machine does not draft; None where
+    no drafter worked.
     """
     seconds = outcomes.end or 1.0
     rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
@@ -94,8 +101,14 @@ def summary(
         "acceptance": round(outcomes.accepted / verified, 4) if verified else None,
         "mean_acceptance_length": round(1 + outcomes.accepted / outcomes.drafts, 4) if outcomes.drafts else 1.0,
         "overlap": round(sum(busy) / (seconds * len(engines)), 4),
+        "target_idle": _idle(busy[0], seconds * len(engines)),
+        "drafters_idle": _idle(busy[1], seconds * len(engines) * drafter_machines) if busy[1] else None,
         "series": _series(engines),
     } | ({} if price is None else {"price_per_million_tokens": round(price, 6)})
+
+
+def _idle(busy: float, seconds: float) -> float:
+    return round(1.0 - busy / seconds, 4)
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from cospec.simulation.drafter_builder import TimedPart, build_drafter
 from cospec.simulation.oracle_and_random import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.recorded_drafts import read_recording
 from cospec.simulation.results import RequestLog, StepLog, summary
-from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant
+from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant, TargetConfig
 from cospec.simulation.simulated_drafter import DrafterSetting, Rates, SimulatedDrafter
 from cospec.simulation.simulated_ensemble import build_ensemble
 from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
@@ -92,6 +92,12 @@ class World:
         return self.variant.drafting or self.scenario.drafting
 
     @property
+    def target(self) -> TargetConfig:
+        """The scenario's target, with the variant's steps in flight."""
+        given, steps = self.scenario.target, self.variant.steps_in_flight
+        return given if steps is None else given.model_copy(update={"steps_in_flight": steps})
+
+    @property
     def cost_per_hour(self) -> float:
         """The price of all machines: replicas, each with drafter nodes of its own."""
         drafting = self.drafting if self.variant.policy != "off" else DrafterConfig()
@@ -135,7 +141,7 @@ class World:
         self, setting: DrafterSetting, cost: ForwardLatency
     ) -> tuple[Verification, Drafting | None, Sequence[TimedPart]]:
         """Return what verifies, the drafting of an ensemble's members, and the parts that take time."""
-        target = self.scenario.target
+        target = self.target
         if target.members:
             return build_ensemble(target, self.variant.collaboration, setting, self._pages)
         cache = SimulatedModel(self._pages(), setting.vocab_size)
@@ -194,7 +200,7 @@ def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(_busy(each.targets) for each in replicas), sum(_busy(each.workers) for each in replicas)
-    return summary(found, [each.steps for each in replicas], busy, world.cost_per_hour)
+    return summary(found, [each.steps for each in replicas], busy, world.drafting.machines, world.cost_per_hour)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:

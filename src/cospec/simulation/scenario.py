@@ -256,6 +256,7 @@ class ScenarioVariant(Options):
         drafting: instead of the scenario's.
         acceptance: by domain name, instead of the domains' values.
         max_num_seqs: instead of the scenario's.
+        steps_in_flight: instead of the target's.
     """
 
     name: str
@@ -269,6 +270,7 @@ class ScenarioVariant(Options):
     drafting: DrafterConfig | None = None
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
     max_num_seqs: int | None = Field(default=None, ge=1)
+    steps_in_flight: int | None = Field(default=None, ge=1)
 
 
 class Scenario(Options):
@@ -318,6 +320,10 @@ class Scenario(Options):
                     raise InvalidInput(f"{kind}.name", name, "a unique name")
         if self.pace and self.target.steps_in_flight > 1:
             raise InvalidInput("target.steps_in_flight", self.target.steps_in_flight, "1 with pace")
+        for each in self.variants:
+            if (self.pace or self.target.members) and each.steps_in_flight is not None:
+                field = f"steps_in_flight of variant {each.name}"
+                raise InvalidInput(field, each.steps_in_flight, "absent with pace or target.members")
         if not self.target.members and (found := [each.name for each in self.variants if each.collaboration]):
             raise InvalidInput(f"collaboration of variant {found[0]}", words("given"), "absent without target.members")
         domains = [domain.name for domain in self.domains]

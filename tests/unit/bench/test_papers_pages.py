@@ -130,6 +130,19 @@ def test_figures_of_a_scenario_that_changed_since_do_not_count(room: Room) -> No
     assert room.results("minions").read(source) is None
 
 
+def test_parts_of_a_throughput_multiply_to_its_ratio(room: Room) -> None:
+    base = {"load": 8.0, "seconds": 10.0, "rounds": 100, "mean_batch": 4.0, "throughput": 80.0, "target_idle": 0.5}
+    # twice the tokens of a request and step, half the requests of a step, and forwards that are twice as long
+    other = {**base, "variant": "b", "mean_batch": 2.0, "target_idle": 0.0}
+    runs = room.scenarios.Runs({"runs": [{**base, "variant": "a"}, other]})
+    words = runs.by_parts("b", "a", 8.0)
+    ratio, *parts = [float(number) for number in re.findall(r"(\d\.\d+)×", words)]
+    assert parts == [2.0, 0.5, 2.0, 0.5] and ratio == pytest.approx(np.prod(parts)) == 1.0
+    del base["target_idle"]
+    with pytest.raises(KeyError):
+        room.scenarios.Runs({"runs": [{**base, "variant": "a"}, other]}).by_parts("b", "a", 8.0)
+
+
 def test_where_curves_cross(room: Room) -> None:
     latency = {
         1.0: {"off": 2.0, "k=1": 1.6, "k=3": 1.0, "auto": 1.0},

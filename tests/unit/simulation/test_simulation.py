@@ -69,6 +69,28 @@ def test_without_speculation_times_are_the_sums_of_rounds() -> None:
     assert found["ttft"]["mean"] == pytest.approx(prefill, abs=1e-6)
 
 
+def test_idle_times_are_what_the_other_side_takes() -> None:
+    """One request in turn: the drafter's passes leave the target idle, the forwards leave the drafter idle."""
+    one = {"requests": 1, "domains": [{"prompt": {"mean": 1}, "output": {"mean": 41}, "acceptance": 0.0}]}
+    costs = {"target": {"cost": {"fixed": 0.03}}, "drafting": {"cost": {"fixed": 0.004}}}
+    found = only(**one, **costs, variants=[{"name": "k=1", "num_speculative_tokens": 1}])
+    # The prompt's forward, 39 steps with a draft, and the last token's.
+    draft, target = 39 * 0.004, 41 * 0.03
+    assert found["seconds"] == pytest.approx(draft + target, abs=1e-6)
+    assert found["target_idle"] == pytest.approx(draft / (draft + target), abs=1e-4)
+    assert found["drafters_idle"] == pytest.approx(target / (draft + target), abs=1e-4)
+
+
+def test_idle_time_of_drafters_is_the_mean_over_their_machines() -> None:
+    drafting = {**DRAFT, "nodes": 4}
+    arrivals = {"kind": "closed", "concurrency": [16]}
+    variants = [{"name": "p", "num_speculative_tokens": 3, "execution_mode": "pipelined"}]
+    one, four = (only(drafting=each, arrivals=arrivals, variants=variants) for each in (DRAFT, drafting))
+    works = [1 - found["drafters_idle"] for found in (one, four)]
+    assert works[1] == pytest.approx(works[0] / 4, rel=0.05) and works[0] > 0
+    assert only(variants=[{"name": "off", "policy": "off"}])["drafters_idle"] is None, "no drafter worked"
+
+
 def test_acceptance_is_what_was_asked_for() -> None:
     found = only(requests=300, domains=[{"acceptance": 0.6, "prompt": {"mean": 8}, "output": {"mean": 60}}])
     assert found["acceptance"] == pytest.approx(0.6, abs=0.02)
@@ -167,9 +189,26 @@ def test_steps_in_flight_run_under_every_execution_mode(execution_mode: str) -> 
     assert speeds["goodput"] > 0.9 * speeds["off"]
 
 
+def test_a_variant_has_steps_in_flight_of_its_own() -> None:
+    target, arrivals = {**TARGET, "stages": 4}, {"kind": "closed", "concurrency": [16]}
+    variants = [{"name": "two", "num_speculative_tokens": 3, "steps_in_flight": 2}]
+    found = only(target=target, arrivals=arrivals, variants=variants)
+    same = only(
+        target={**target, "steps_in_flight": 2},
+        arrivals=arrivals,
+        variants=[{"name": "two", "num_speculative_tokens": 3}],
+    )
+    assert (
+        found == same != only(target=target, arrivals=arrivals, variants=[{"name": "two", "num_speculative_tokens": 3}])
+    )
+
+
 def test_steps_in_flight_need_a_steady_pace() -> None:
     with pytest.raises(InvalidInput, match="steps_in_flight is 2"):
         scenario(target={**TARGET, "steps_in_flight": 2}, pace=[{"seconds": 1, "factor": 2}]).check()
+    variants = [{"name": "v", "steps_in_flight": 2}]
+    with pytest.raises(InvalidInput, match="steps_in_flight of variant v is 2"):
+        scenario(variants=variants, pace=[{"seconds": 1, "factor": 2}]).check()
 
 
 def test_the_oracle_is_not_beaten() -> None:

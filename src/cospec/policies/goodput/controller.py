@@ -55,6 +55,7 @@ class GoodputOptions(Options):
         max_step_seconds: longest planned step with drafts (T_max).
         max_verified_tokens: draft tokens verified in a step (Γ_max); None leaves the engine's limits.
         choose_batch: steps may leave out sequences for the sake of goodput.
+        choose_drafters: the number of drafters of a pool is chosen with the lengths; False leaves it to the routing.
         per_position: acceptance rates by position of a chain, and by level of a tree; False: one rate for all.
         trees: trees of model drafters where trees yield more tokens per second than chains.
     """
@@ -66,6 +67,7 @@ class GoodputOptions(Options):
     max_step_seconds: float | None = Field(default=None, gt=0)
     max_verified_tokens: int | None = Field(default=None, ge=0)
     choose_batch: bool = False
+    choose_drafters: bool = True
     per_position: bool = False
     trees: bool = False
 
@@ -93,7 +95,7 @@ class Goodput(Policy):
         self.acceptance = AcceptanceRates(options.prior, levels)
         self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
-        self.num_drafters = NumDrafters(context.capabilities.num_drafters)
+        self.num_drafters = NumDrafters(able.num_drafters if options.choose_drafters else 1)
         self.batch = BatchChoice(options.max_step_seconds or float("inf"), every_size)
         bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
         self._shapes = ShapeChoice(

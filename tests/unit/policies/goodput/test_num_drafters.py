@@ -47,10 +47,10 @@ def pool(helps: float, count: int = 4) -> Pool:
     return made
 
 
-def policy() -> Goodput:
+def policy(choose: bool = True) -> Goodput:
     whole = ForwardLatency(1e-8, (1e-5,), (), 0.0, 9e-4)
     return Goodput.build(
-        GoodputOptions(),
+        GoodputOptions(choose_drafters=choose),
         PolicyContext(costs=LatencyModels(TARGET, whole), capabilities=DrafterCapabilities(num_drafters=3)),
     )
 
@@ -60,6 +60,18 @@ def test_as_many_as_pay(helps: float, wanted: int) -> None:
     world = pool(helps)
     world.play(policy(), 600)
     assert np.median(world.asked[300:]) == wanted
+
+
+def test_the_routing_chooses_where_the_policy_does_not() -> None:
+    """The same pool, where one drafter pays and three drafters do not."""
+    chosen, left = pool(0.0), pool(0.0)
+    budgets = list[DraftBudget]()
+    for world, choose in ((chosen, True), (left, False)):
+        made = policy(choose)
+        world.play(made, 300)
+        budgets += [each for each in made.plan(BatchState(sequences(4))) if each.depth]
+    assert {each.drafters is None for each in budgets} == {True, False}
+    assert all(each.drafters is None for each in budgets[-4:]), "None leaves the number to the routing"
 
 
 def test_rates_are_learned_for_each_number() -> None:
