@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from cospec.assembly.build import assemble
@@ -24,17 +22,13 @@ from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
 from cospec.drafters.model import ModelDrafter
-from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Off
-from cospec.policies.goodput.controller import Goodput, GoodputOptions
-from cospec.policies.latency.forward import ForwardLatency
-from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_build_context import PolicyContext
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import Peeking, Picky, under
+from harness.policies import ByItsOwnPast, cut_by_the_cut_token, head, with_policy
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_distribution_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
@@ -44,7 +38,6 @@ PROMPT = (0, 1, 0)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9)
 OPTIONS = {"slope": {"decision_threshold": 4, "significance": 0.0}}
 PLAYERS = 16
-FORWARDS = 0.3, 0.15  # seconds of a forward of the target and of the drafter; longer than between two reviews
 
 
 def target(size: int = 2) -> ToyModel:
@@ -74,14 +67,6 @@ def watched(policy: Policy, acceptance_method: str) -> Engine:
     return with_policy(engine("fixed", acceptance_method), policy)
 
 
-def with_policy(made: Engine, policy: Policy, clock: Callable[[], float] | None = None) -> Engine:
-    """The engine with another policy, and another clock of its steps."""
-    made.scheduler.policy = policy
-    components = made.execution_mode.components
-    made.execution_mode = Sequential(replace(components, policy=policy, clock=clock or components.clock))
-    return made
-
-
 def distance_under(build: Callable[[], Engine], acceptance_method: str, company_size: int = 2) -> float:
     """Total variation from the target distribution; earlier requests teach the policy."""
     chosen = Speculation(acceptance_method=acceptance_method)
@@ -106,22 +91,6 @@ def test_the_distribution_is_the_targets(acceptance_method: str, name: str) -> N
     assert distance_under(lambda: engine(name, acceptance_method), acceptance_method) < EXACT
 
 
-class ByItsOwnPast(Off):
-    """Drafts long where the last draft of a sequence was accepted, short where it was not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lengths: dict[str, int] = {}
-
-    def plan(self, load: BatchState) -> list[DraftBudget]:
-        found = [self.lengths.get(one.id, 1) for one in load.ready]
-        return [DraftBudget(depth=k, max_nodes=k) for k in found]
-
-    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            self.lengths[commit.id] = 2 if commit.path else 1
-
-
 class ByWhatWasKnown(ByItsOwnPast):
     """Cuts a draft where the drafter's distribution was flat, before the draw."""
 
@@ -131,20 +100,14 @@ class ByWhatWasKnown(ByItsOwnPast):
     def _cut(self, draft: Draft) -> Draft:
         assert draft.q is not None
         keep = 1 if len(draft) > 1 and draft.q[1].max() < 0.75 else len(draft)
-        return _head(draft, keep)
+        return head(draft, keep)
 
 
 class ByTheTokenItself(ByItsOwnPast):
     """Keeps a last token only if it is word 0: what no policy may do."""
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        kept = [_head(draft, len(draft) - (draft.tokens[-1] != 0)) for draft in drafts]
-        return [draft for draft in kept if len(draft)]
-
-
-def _head(draft: Draft, keep: int) -> Draft:
-    q = None if draft.q is None else np.array(draft.q[:keep])
-    return Draft(draft.id, draft.base_len, draft.tokens[:keep], draft.parents[:keep], draft.drafters[:keep], q)
+        return cut_by_the_cut_token(drafts)
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
@@ -185,92 +148,6 @@ def test_the_distribution_where_goodput_chooses_trees() -> None:
 
 def test_a_shape_by_the_tokens_drawn_is_caught() -> None:
     assert distance_under(lambda: watched(ByTheLastOfAShape(), "recursive"), "recursive") > SEEN
-
-
-class Noted(Goodput):
-    """Notes the budgets of the request whose output is enumerated."""
-
-    def __init__(self, options: GoodputOptions, context: PolicyContext) -> None:
-        super().__init__(options, context)
-        self.noted: list[DraftBudget] = []
-
-    def plan(self, load: BatchState) -> list[DraftBudget]:
-        found = super().plan(load)
-        self.noted += [budget for one, budget in zip(load.ready, found, strict=True) if one.id == "z"]
-        return found
-
-
-class NotedAndCut(Noted):
-    """Keeps a last token only if it is word 0: what no policy may do."""
-
-    def trim(self, drafts: list[Draft]) -> list[Draft]:
-        return ByTheTokenItself().trim(drafts)
-
-
-def counted(policy: Policy, acceptance_method: str, calls: Sequence[int]) -> tuple[Engine, tuple[ToyModel, ToyModel]]:
-    """An engine, and its target and drafter after so many forwards each. The clock counts forwards.
-
-    A forward of the drafter takes half as long: the length 2 pays at high rates only.
-    """
-    models = target(), with_pool(ToyModel(2, order=1, seed=5, sharpness=1.5), 200, 4)
-    for model, before in zip(models, calls, strict=True):
-        model.calls = before
-
-    def clock() -> float:
-        return sum(model.calls * seconds for model, seconds in zip(models, FORWARDS, strict=True))
-
-    speculative = SpeculativeConfig(
-        num_speculative_tokens=2, acceptance_method=acceptance_method, policy="fixed", execution_mode="sequential"
-    )
-    parts = assemble(models[0], ModelDrafter(models[1]), speculative, EngineConfig(), TextInfo())
-    return with_policy(Engine(replace(parts, clock=clock)), policy, clock), models
-
-
-def taught(cls: type[Noted], acceptance_method: str, per_position: bool) -> tuple[Noted, list[int]]:
-    """A policy that has seen three outputs and reviews its lengths in each step, and the forwards so far."""
-    latencies = LatencyModels(*[ForwardLatency(fixed=seconds) for seconds in FORWARDS])
-    context = PolicyContext(num_speculative_tokens=2, costs=latencies)
-    policy = cls(GoodputOptions(per_position=per_position), context)
-    found, models = counted(policy, acceptance_method, (0, 0))
-    chosen = Speculation(acceptance_method=acceptance_method)
-    lessons = [Request(f"t{n}", (n % 2, 1, 0), SamplingParams(max_tokens=24), n, speculation=chosen) for n in range(3)]
-    run_all(found, lessons, check=False)
-    return policy, [model.calls for model in models]
-
-
-def distance_where_taught(
-    cls: type[Noted], acceptance_method: str, per_position: bool
-) -> tuple[float, list[list[DraftBudget]]]:
-    """Total variation from the target distribution, and the budgets of each path, which has a copy of the policy."""
-    policy, calls = taught(cls, acceptance_method, per_position)
-    made: list[Noted] = []
-
-    def build() -> Engine:
-        made.append(deepcopy(policy))
-        return counted(made[-1], acceptance_method, calls)[0]
-
-    distance = distance_under(build, acceptance_method, company_size=0)
-    return distance, [each.noted for each in made]
-
-
-@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-def test_lengths_of_goodput_follow_what_was_accepted(acceptance_method: str) -> None:
-    """Also within an output; rates by position give other lengths, and the same distribution."""
-    found = []
-    for per_position in (False, True):
-        distance, budgets = distance_where_taught(Noted, acceptance_method, per_position)
-        assert distance < EXACT
-        assert len({budget for path in budgets for budget in path if budget.depth}) >= 2
-        assert any(len(set(path)) >= 2 for path in budgets)
-        found.append(budgets)
-    assert found[0] != found[1]
-
-
-@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-def test_a_cut_by_the_cut_token_is_caught_where_lengths_change(acceptance_method: str) -> None:
-    distance, budgets = distance_where_taught(NotedAndCut, acceptance_method, per_position=True)
-    assert distance > SEEN
-    assert len({budget for path in budgets for budget in path if budget.depth}) >= 2
 
 
 KINDS = {

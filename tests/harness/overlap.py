@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from cospec.core.engine import Engine
-from cospec.core.interfaces import Executor
+from cospec.core.interfaces import Clock, Executor
 from cospec.core.plugin_base import Drafter
+from cospec.core.submitted_step import Future as Answer
 from cospec.core.submitted_step import SubmittedStep
 from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost
@@ -25,6 +27,7 @@ from cospec.runtime.messages import (
     ContextDecoder,
     ContextEncoder,
     DrafterCommand,
+    DrafterInfo,
     DrafterReply,
     Drafts,
     Free,
@@ -43,8 +46,8 @@ def _failed(error: Exception) -> Future[Any]:
 class Fragile(InlineExecutor):
     """Every third answer is lost, and every fifth does not come in time."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter)
+    def __init__(self, drafter: Drafter, clock: Clock) -> None:
+        super().__init__(drafter, clock)
         self._asked = 0
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -94,8 +97,9 @@ class Slow(InlineExecutor):
 class Wired(InlineExecutor):
     """What goes in and comes out travels as between two processes."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter)
+    def __init__(self, drafter: Drafter, clock: Clock) -> None:
+        super().__init__(drafter, clock)
+        self.info, self.weights = DrafterInfo.of(drafter), dict[str, float]()
         self._outgoing, self._incoming = ContextEncoder(), ContextDecoder()
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -113,16 +117,56 @@ class Wired(InlineExecutor):
         return future
 
 
+def over_wire(drafter: Drafter, clock: Clock) -> DrafterProxy:
+    """The drafter as an engine sees a drafter of another process."""
+    return DrafterProxy(Wired(drafter, clock))
+
+
 def _sent(message: Any, accepts: Any) -> Any:
     """What the other process gets of a message."""
     return Codec(accepts).decode(Codec(accepts).encode(message))
 
 
-HANDLES: dict[str, Callable[[Drafter], Executor]] = {
+def _own(drafter: Drafter, clock: Clock) -> Executor:
+    """The executor of a drafter elsewhere."""
+    return cast(DrafterProxy, drafter).executor
+
+
+class Prompt:
+    """Hands over each call and waits for its end, so that no draft is late: the order of events is always the same."""
+
+    parallel = True
+
+    def __init__(self, inner: Executor, clock: Clock) -> None:
+        self.busy, self._inner, self._clock = 0.0, inner, clock
+
+    @property
+    def present(self) -> bool:
+        return self._inner.present
+
+    @property
+    def load(self) -> float:
+        return self._inner.load
+
+    def submit(self, method: str, *args: Any) -> Answer[Any]:
+        started = self._clock()
+        future = self._inner.submit(method, *args)
+        while not future.done():
+            with suppress(Exception):
+                future.result(1.0)
+        self.busy += self._clock() - started
+        return future
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+HANDLES: dict[str, Callable[[Drafter, Clock], Executor]] = {
     "inline": InlineExecutor,
     "wired": Wired,
     "worker": ThreadExecutor,
-    "process": lambda drafter: cast(DrafterProxy, drafter).executor,
+    "process": _own,
+    "prompt worker": lambda drafter, clock: Prompt(ThreadExecutor(drafter, clock), clock),
     "fragile": Fragile,
     "gaps": Gaps,
     "slow": Slow,
@@ -154,6 +198,6 @@ class Peeking(DraftAhead):
 def under(engine: Engine, name: str, executor: str = "inline", cls: Callable[..., Any] | None = None) -> Engine:
     """The engine with another round, or one of class ``cls``."""
     components = engine.execution_mode.components
-    own = HANDLES[executor](components.drafter) if components.drafter else None
+    own = HANDLES[executor](components.drafter, components.clock) if components.drafter else None
     engine.execution_mode = (cls or MODES[name])(replace(components, executor=own))
     return engine
