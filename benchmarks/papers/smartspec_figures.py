@@ -13,7 +13,8 @@ from benchmarks.papers.sources import Found, Source
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import load_model
 from cospec.policies.goodput.draft_shapes import chains, tree_tokens
-from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
+from cospec.policies.goodput.length_problem import LengthProblem
+from cospec.policies.goodput.step_costs import LengthInputs, StepCosts
 from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.profiling.measure import Grid, measure_forwards, measure_steps
 from cospec.profiling.report import Profile
@@ -27,7 +28,7 @@ def best_length(batch: int, alpha: float = ALPHA) -> int:
     """The single length with the most expected tokens per second, by the goodput policy's own code."""
     scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
     costs = LatencyModels(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
-    problem = LengthProblem(chains(LONGEST), StepLatency(costs), StepBounds())
+    problem = LengthProblem([chains(LONGEST)], StepCosts(StepLatency(costs)))
     situation = LengthInputs(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
     _, budgets = problem.uniform(np.full(batch, alpha), situation)
     return budgets[0].depth

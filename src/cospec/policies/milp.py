@@ -54,10 +54,10 @@ class Milp(Policy):
     def build(cls, options: MilpOptions, context: PolicyContext) -> Milp:
         """Build a goodput policy whose lengths the solver chooses."""
 
-        def solve_within(steps: DraftLevels, given: StepLimits) -> LengthChoice:
-            return solve(steps, given, options.time_limit)
+        def solve_each(steps: DraftLevels, limits: Sequence[StepLimits]) -> list[LengthChoice]:
+            return [solve(steps.menu(place), given, options.time_limit) for place, given in enumerate(limits)]
 
-        return cls(Goodput(options.goodput, context, solve_within, every_size=True))
+        return cls(Goodput(options.goodput, context, solve_each, every_size=True))
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """Return the plan of the goodput policy."""
@@ -86,7 +86,7 @@ class Milp(Policy):
 
 
 def solve(steps: DraftLevels, given: StepLimits, time_limit: float = 10.0) -> LengthChoice:
-    """Return the best counts of levels for costs of any form."""
+    """Return the best counts of levels for costs of any form; the arrays of ``steps`` are ``[n, J]``."""
     idle = given.seconds + float(given.verified[0])
     best = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, idle)
     program = _Program(steps, given)

@@ -23,6 +23,7 @@ SHRINK = 16.0  # fits the rates of the zoo's texts: halves of a text deviate by 
 DECAY, DECAY_ALL = 0.97, 0.99  # of a sequence's counts and of the overall counts, per step with verified tokens
 IDLE_DECAY, IDLE_DECAY_ALL = 0.995, 0.998  # the same per step without verified tokens
 FORGET_AFTER = 4096  # steps after which a count has vanished; aborted sequences are not reported
+IDLE_DECAYS = np.array([IDLE_DECAY**steps for steps in range(2 * FORGET_AFTER)])
 
 
 class AcceptanceRates:
@@ -46,8 +47,7 @@ class AcceptanceRates:
 
     def rates(self, ids: Sequence[str]) -> Floats:
         """Return the rates of the sequences, ``[n]``."""
-        usual = self.overall
-        return np.array([self._rate(self._counts.get(id), usual) for id in ids])
+        return self._rates_at(ids, range(self._step, self._step + 1))[:, 0]
 
     def observe(self, steps: Sequence[tuple[Sequence[Commit], Mapping[str, DraftBudget]]]) -> None:
         """Count the verified tokens of steps, each with the budgets of its drafts.
@@ -57,45 +57,53 @@ class AcceptanceRates:
         found: dict[str, list[float]] = {}  # accepted, rejected, steps
         ended: list[str] = []
         fates: dict[Fate, list[float]] = {}  # drafts, and the sum of their rates
-        usual = self.overall
-        for commits, given in steps:
+        by_level = self.levels.active
+        rates = self._rates_over(steps) if by_level else {}
+        for place, (commits, given) in enumerate(steps):
             self._step += 1
             accepted = rejected = 0.0
             verified = False
             for commit in commits:
-                if commit.drafted:
-                    verified = True
-                    kept, lost = float(len(commit.path)), float(commit.rejected)
-                    budget = given.get(commit.id)
-                    widths = () if budget is None else budget.widths
-                    if self.levels.active:
-                        fate = fates.setdefault((widths, len(commit.path), int(commit.rejected)), [0.0, 0.0])
-                        fate[0] += 1
-                        fate[1] += self._rate(self._counts.get(commit.id), usual)
-                    if self.levels.active:
+                id = commit.id
+                if commit.finish is not None:
+                    ended.append(id)
+                if not commit.drafted:
+                    continue
+                verified = True
+                kept: float = len(commit.path)
+                lost: float = commit.rejected
+                budget = given.get(id)
+                widths = () if budget is None else budget.widths
+                if by_level:
+                    key = widths, len(commit.path), commit.rejected
+                    fate = fates.get(key)
+                    if fate is None:
+                        fate = fates[key] = [0.0, 0.0]
+                    fate[0] += 1
+                    fate[1] += rates[id][place]
+                    if commit.ranks:
                         later = sum([rank > 0 for rank in commit.ranks])  # accepted after a wrong first sibling
                         kept, lost = kept - later, lost + later
-                    elif widths:
-                        kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
-                    accepted += kept
-                    rejected += lost
-                    counts = found.get(commit.id)
-                    if counts is None:
-                        found[commit.id] = [kept, lost, 1]
-                    else:
-                        counts[0], counts[1], counts[2] = (
-                            counts[0] * DECAY + kept,
-                            counts[1] * DECAY + lost,
-                            counts[2] + 1,
-                        )
-                if commit.finish is not None:
-                    ended.append(commit.id)
+                elif widths:
+                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
+                accepted += kept
+                rejected += lost
+                counts = found.get(id)
+                if counts is None:
+                    counts = found[id] = [0.0, 0.0, 0]
+                counts[0] = counts[0] * DECAY + kept
+                counts[1] = counts[1] * DECAY + lost
+                counts[2] += 1
             decay = DECAY_ALL if verified else IDLE_DECAY_ALL
             self._accepted = self._accepted * decay + accepted
             self._rejected = self._rejected * decay + rejected
         if fates:
             self.levels.observe(fates, len(steps))
         self._merge(found)
+        self._forget(ended)
+
+    def _forget(self, ended: Sequence[str]) -> None:
+        """Drop the counts of sequences that ended, and now and then counts that have vanished."""
         for id in ended:
             self._counts.pop(id, None)
         if self._step - self._swept >= FORGET_AFTER:
@@ -109,12 +117,21 @@ class AcceptanceRates:
             decay = DECAY**verified * IDLE_DECAY ** max(0.0, self._step - before[2] - verified)
             self._counts[id] = before[0] * decay + accepted, before[1] * decay + rejected, self._step
 
-    def _rate(self, counts: tuple[float, float, int] | None, usual: float) -> float:
-        if counts is None:
-            return usual
-        decay = IDLE_DECAY ** (self._step - counts[2])
-        accepted, rejected = counts[0] * decay, counts[1] * decay
-        return (accepted + SHRINK * usual) / (accepted + rejected + SHRINK)
+    def _rates_over(self, steps: Sequence[tuple[Sequence[Commit], object]]) -> dict[str, list[float]]:
+        """Return the rates of the sequences of the next steps, in each of the steps."""
+        ids = list({commit.id for commits, _ in steps for commit in commits})
+        rates = self._rates_at(ids, range(self._step + 1, self._step + 1 + len(steps)))
+        return dict(zip(ids, rates.tolist(), strict=True))
+
+    def _rates_at(self, ids: Sequence[str], steps: range) -> Floats:
+        """Return the rates of the sequences at ``steps``, ``[n, S]``, from the stored counts."""
+        unknown = 0.0, 0.0, self._step
+        counts = np.array([self._counts.get(id, unknown) for id in ids], dtype=np.float64).reshape(-1, 3)
+        ages = np.arange(steps.start, steps.stop) - counts[:, 2:].astype(np.int64)
+        decay = IDLE_DECAYS[np.minimum(ages, len(IDLE_DECAYS) - 1)]
+        accepted, rejected = counts[:, :1] * decay, counts[:, 1:2] * decay
+        found: Floats = (accepted + SHRINK * self.overall) / (accepted + rejected + SHRINK)
+        return found
 
     def _per_token(self, levels: int, failed: bool, widths: Sequence[int]) -> tuple[float, float]:
         """Convert the verified levels of a tree to accepted and rejected tokens.

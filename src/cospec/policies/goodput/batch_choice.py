@@ -131,7 +131,7 @@ class BatchChoice:
 
     def order(self, ids: Sequence[str]) -> list[int]:
         """Return the indices of ``ids``, oldest first, in the order of turns."""
-        if ids != self._ids:
+        if ids is not self._ids and ids != self._ids:
             places = {id: place for place, id in enumerate(ids)}
             before = [places.pop(id) for id in (self._ids[place] for place in self._order) if id in places]
             self._ids, self._order = ids, [*before, *places.values()]

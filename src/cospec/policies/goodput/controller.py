@@ -7,7 +7,7 @@ every step, unless ``choose_batch`` lets ``batch_choice.py`` leave some out. Tie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
-from cospec.core.types import BatchState, Commit, Draft, DraftBudget
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 from cospec.plugin_options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
 from cospec.policies.goodput.batch_choice import BatchChoice
@@ -33,13 +33,15 @@ from cospec.policies.goodput.decision import (
     steps_to_next_review,
 )
 from cospec.policies.goodput.draft_cache_release import DraftCacheRelease
+from cospec.policies.goodput.draft_shapes import grid_rows
 from cospec.policies.goodput.exploration import LENGTH, PLAIN, ROUNDS, TRIAL_STEPS, ExplorationBudget
-from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits, allocate
-from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
+from cospec.policies.goodput.length_optimizer import LengthChoice, allocate
+from cospec.policies.goodput.length_problem import LengthProblem, Solve
 from cospec.policies.goodput.level_rates import LevelRates
 from cospec.policies.goodput.num_drafters import NumDrafters
 from cospec.policies.goodput.shape_choice import ShapeChoice
 from cospec.policies.goodput.split_multi_step import ObservedSteps
+from cospec.policies.goodput.step_costs import LengthInputs, StepBounds, StepCosts
 from cospec.policies.latency.step import StepLatency
 from cospec.policies.policy_build_context import PolicyContext
 
@@ -84,7 +86,7 @@ class Goodput(Policy):
         self,
         options: GoodputOptions,
         context: PolicyContext,
-        solve: Callable[[DraftLevels, StepLimits], LengthChoice] = allocate,
+        solve: Solve = allocate,
         every_size: bool = False,
     ) -> None:
         self.options, self.context = options, context
@@ -98,13 +100,14 @@ class Goodput(Policy):
         self.num_drafters = NumDrafters(able.num_drafters if options.choose_drafters else 1)
         self.batch = BatchChoice(options.max_step_seconds or float("inf"), every_size)
         bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
-        self._shapes = ShapeChoice(
-            context, lambda menu: LengthProblem(menu, self.cost, bounds, solve), levels, self.trees
-        )
+        self._costs = StepCosts(self.cost, bounds)
+        self._shapes = ShapeChoice(context, self._costs, solve, levels, self.trees)
         self._probe_length = min(LENGTH, context.longest)
         self._observed = ObservedSteps()  # since the latest review
         self._wait = FIRST_WAIT  # maximum steps from the latest review to the next
         self._step = 0
+        self._ready: list[RequestState] = []  # of the latest plan
+        self._ids: list[str] = []  # of these
         self._decision = Decision()
         self._interruption: Interruption | None = None
 
@@ -117,13 +120,15 @@ class Goodput(Policy):
         """Return the latest decision while it is recent or nothing changed, otherwise a new decision."""
         if not load.ready:
             return []
-        ids = [sequence.request.id for sequence in load.ready]
+        if load.ready != self._ready:
+            self._ready, self._ids = list(load.ready), [sequence.request.id for sequence in load.ready]
+        ids = self._ids
         passed = self._observed.advance()
         self._step += passed
         self.draft_caches.tick(passed)
         if self._interruption is not None and self._interruption.ends <= self._step:
             self._interruption = None
-        changed = ids != self._decision.assigned.ids
+        changed = ids is not self._decision.assigned.ids and ids != self._decision.assigned.ids
         resized = changed and self._decision.resized(len(ids))
         unforeseen = resized and len(ids) not in self._decision.by_count
         turns = self.batch.turns(len(ids))  # so much rarer are a sequence's drafts, from which a review learns
@@ -187,11 +192,12 @@ class Goodput(Policy):
         """Pass stored steps to the acceptance rates, draft caches and costs."""
         steps = self._observed.take()
         self.acceptance.observe([(commits, budgets) for _, commits, budgets in steps])
-        for stats, commits, budgets in steps:
-            if self.num_drafters.most > 1:
+        if self.num_drafters.most > 1:
+            for _, commits, budgets in steps:
                 self.num_drafters.observe(commits, budgets)
+        for stats, commits, _ in steps:
             self.cost.observe(stats, self.draft_caches.observe(commits))
-            self.exploration.accrue(stats.total, stats.depth > 0)
+        self.exploration.accrue([stats for stats, _, _ in steps])
 
     def _review(self, ids: list[str], load: BatchState, changed: bool) -> None:
         """Learn from stored steps; make a new decision if requests, rates, costs or load changed."""
@@ -231,7 +237,7 @@ class Goodput(Policy):
         now = rates
         lengths = [len(sequence.tokens) for sequence in load.ready]
         backlog = None if self.context.capabilities.costless else self.draft_caches.backlog(load.ready, lengths)
-        inputs = self._problem.inputs(load, lengths, backlog)
+        inputs = self._costs.inputs(load, lengths, backlog)
         rates, choice, found = self._choose_num_drafters(rates, inputs)
         if self.options.choose_batch and len(ids) > 1:
             choice, found = self._choose_batch(ids, rates, choice, found, load)
@@ -269,7 +275,7 @@ class Goodput(Policy):
             choice, budgets: the best lengths of a step with all sequences.
         """
         context = float(np.mean([len(sequence.tokens) for sequence in load.ready]))
-        inputs = lru_cache(lambda size: self._problem.inputs(load, [context] * size, None))
+        inputs = lru_cache(lambda size: self._costs.inputs(load, [context] * size, None))
 
         def solved(places: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
             return self._problem.solve(rates[list(places)], inputs(len(places)), self.options.per_sequence)
@@ -300,19 +306,21 @@ class Goodput(Policy):
         counts = choice.counts
         if not counts.any() or not self.exploration.trial_due:
             return None
-        longest = (self._problem.shapes.gains[self._problem.shapes.rows(rates)] > 0).sum(axis=1)
+        rows = grid_rows(rates)
+        levels = self._problem.steps(rows, inputs)
+        longest = (levels.gains > 0).sum(axis=1)
         lengths = {
             PLAIN: np.zeros_like(counts),
             "longer": np.where(counts > 0, np.minimum(counts + 1, longest), 0),
             "shorter": np.where(counts > 1, counts - 1, counts),
         }
         lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
-        others = {name: self._problem.outcome(rates, other, inputs) for name, other in lengths.items()}
+        others = {name: self._problem.outcome(levels, other, inputs) for name, other in lengths.items()}
         chosen = self.exploration.other(choice, others)
         if chosen is None:
             return None
-        shapes, rows = self._problem.shapes.budgets, self._problem.shapes.rows(rates).tolist()
-        budgets = [shapes[row][count] for row, count in zip(rows, lengths[chosen].tolist(), strict=True)]
+        shapes, counts = self._problem.shapes.budgets, lengths[chosen]
+        budgets = [shapes[row][count] for row, count in zip(rows.tolist(), counts.tolist(), strict=True)]
         return self._set_num_drafters(budgets, self.num_drafters.count)
 
     def _probe(self, rates: Floats, counts: Ints, inputs: LengthInputs, load: BatchState) -> Sequence[int]:
@@ -324,11 +332,10 @@ class Goodput(Policy):
         if not len(idle):
             return ()
         unseen = self.draft_caches.unseen([load.ready[place] for place in idle.tolist()])
-        steps = ROUNDS * self._probe_length * self._problem.token_cost(inputs)
-        costs = self._problem.feeding(unseen) + steps
+        steps = ROUNDS * self._probe_length * self._costs.token_cost(inputs)
+        costs = self._costs.feeding(unseen) + steps
         drafted = sum(
-            self._problem.shapes.sizes[row, :k].sum()
-            for row, k in zip(self._problem.shapes.rows(rates), counts, strict=True)
+            self._problem.shapes.sizes[row, :k].sum() for row, k in zip(grid_rows(rates), counts, strict=True)
         )
         return self.exploration.choose(
             idle, costs, self._problem.round(inputs), int(drafted), float(rates[idle].mean())
@@ -340,9 +347,10 @@ class Goodput(Policy):
         If other requests have drafts, a new request gets a draft as well: a step of few drafts takes nearly as long as
         a step of many. If no request has a draft, the text that must be fed first counts.
         """
-        rates, backlog = np.full(inputs.sequences, self.acceptance.overall), None
+        rates = np.full(inputs.sequences, self.acceptance.overall)
+        backlog: Floats | None = None
         if not choice.counts.any() and not self.context.capabilities.costless:
-            backlog = self._problem.feeding(
+            backlog = self._costs.feeding(
                 np.full(inputs.sequences, self.draft_caches.backlog_of_new_request(load.ready))
             )
         budget = self._problem.uniform(rates, replace(inputs, backlog=backlog))[1][0]
@@ -354,12 +362,12 @@ class Goodput(Policy):
         """Return the best lengths with the best number of drafters, among the current number and its neighbours."""
         each = self.options.per_sequence
         if self.num_drafters.most == 1:
-            return rates, *self._shapes.solve(rates, inputs, each)
+            return rates, *self._problem.choose(rates, inputs, each)
         overall, found = self.acceptance.overall, {}
         for m in self.num_drafters.nearby:
             self.cost.drafters = m
             shifted = self.num_drafters.shifted(rates, m, overall)
-            found[m] = (shifted, *self._shapes.solve(shifted, inputs, each))
+            found[m] = (shifted, *self._problem.choose(shifted, inputs, each))
         best = max(found, key=lambda m: (found[m][1].goodput, -m))
         self.num_drafters.count = self.cost.drafters = best
         shifted, choice, budgets = found[best]

@@ -86,6 +86,8 @@ class DraftCacheRelease:
         """Record what a step fed to the drafter; returns the tokens of sequences that lagged far."""
         many = 0
         for commit in commits:
+            if not commit.drafted and commit.finish is None:
+                continue
             entry = self._all.get(commit.id)
             if entry is not None:
                 if commit.drafted:

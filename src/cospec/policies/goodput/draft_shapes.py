@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -27,7 +27,7 @@ RATES = np.arange(GRID + 1) / GRID
 MOST_NODES, DEEPEST = 24, 5  # bounds of trees, with levels of at most ``WIDEST`` siblings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DraftShapes:
     """Steps by rate; at most ``J`` steps, shorter rows are padded with steps without gain.
 
@@ -43,9 +43,32 @@ class DraftShapes:
     depths: Ints
     budgets: tuple[tuple[DraftBudget, ...], ...]
 
-    def rows(self, rates: Floats) -> Ints:
-        """Return the row of each rate, ``[n]``."""
-        return np.rint(rates * GRID).astype(np.int64)
+    @cached_property
+    def most_tokens(self) -> int:
+        """A bound of the draft tokens of one sequence."""
+        return int(self.sizes.max()) * len(self.sizes[0])
+
+    @cached_property
+    def deepest(self) -> int:
+        """The greatest depth."""
+        return int(self.depths.max())
+
+
+def grid_rows(rates: Floats) -> Ints:
+    """Return the row of each rate, ``[n]``."""
+    return np.rint(rates * GRID).astype(np.int64)
+
+
+def stacked(menus: Sequence[DraftShapes]) -> tuple[Floats, Ints, Ints]:
+    """Return gains, sizes and depths of all menus, ``[M, GRID + 1, J]``; shorter menus end in levels without gain."""
+    width = max(menu.gains.shape[1] for menu in menus)
+    shape = len(menus), GRID + 1, width
+    gains, sizes, depths = np.zeros(shape), np.ones(shape, np.int64), np.zeros(shape, np.int64)
+    for place, menu in enumerate(menus):
+        own = menu.gains.shape[1]
+        gains[place, :, :own], sizes[place, :, :own] = menu.gains, menu.sizes
+        depths[place, :, :own], depths[place, :, own:] = menu.depths, menu.depths[:, -1:]
+    return gains, sizes, depths
 
 
 def tree_tokens(alpha: float, widths: Sequence[int]) -> float:
@@ -77,19 +100,18 @@ def chains(longest: int, acceptance: Floats | None = None) -> DraftShapes:
 
 def trees(longest: int, acceptance: Floats | None = None) -> DraftShapes:
     """Return level trees on the upper hull of expected tokens over nodes; chains are trees of width 1."""
-    shapes, offered = _shapes(longest)
+    _, offered = _shapes(longest)
     counts, levels = np.array([budget.max_nodes for budget in offered]), np.array([budget.depth for budget in offered])
-    accepted = _levels_of(longest, acceptance)
-    values = np.stack([_tokens(each, accepted) for each in shapes])
+    values = _tokens(longest, _levels_of(longest, acceptance))
     rows, lengths = _hulls(values, counts)
     taken = np.arange(max(1, rows.shape[1] - 1)) < lengths[:, None]
     rows = np.pad(rows, ((0, 0), (0, max(0, 2 - rows.shape[1]))))
-    gains = np.where(taken, np.diff(np.take_along_axis(values.T, rows, 1)), 0.0)
+    gains = np.where(taken, np.diff(np.take_along_axis(values, rows, 1)), 0.0)
     sizes = np.where(taken, np.diff(counts[rows]), 1)
     depths = np.where(taken, np.maximum.accumulate(levels[rows], axis=1)[:, 1:], longest)
-    budgets = [tuple([offered[each] for each in row]) for row in rows.tolist()]
-    kept = tuple([row[: length + 1] for row, length in zip(budgets, lengths.tolist(), strict=True)])
-    return DraftShapes(gains, sizes, depths, kept)
+    kept = zip(rows.tolist(), lengths.tolist(), strict=True)
+    budgets = tuple([tuple(map(offered.__getitem__, row[: length + 1])) for row, length in kept])
+    return DraftShapes(gains, sizes, depths, budgets)
 
 
 def _levels_of(longest: int, acceptance: Floats | None) -> Floats:
@@ -99,10 +121,11 @@ def _levels_of(longest: int, acceptance: Floats | None) -> Floats:
     return np.asarray(acceptance[:, np.minimum(np.arange(longest), acceptance.shape[1] - 1)])
 
 
-def _tokens(widths: Sequence[int], accepted: Floats) -> Floats:
-    """Return the expected tokens of a tree at each rate of the grid, ``[GRID + 1]``."""
-    levels = accepted[:, np.arange(len(widths)), np.array(widths, np.int64) - 1]
-    return np.asarray(1.0 + np.cumprod(levels, axis=1).sum(1))
+def _tokens(longest: int, accepted: Floats) -> Floats:
+    """Return the expected tokens of each of ``_shapes`` at each rate of the grid, ``[GRID + 1, S]``."""
+    widths = _widths(longest)
+    levels = accepted[:, np.arange(longest), np.maximum(widths, 1) - 1] * (widths > 0)  # [GRID + 1, S, longest]
+    return np.asarray(1.0 + levels.cumprod(axis=2).sum(axis=2))
 
 
 @lru_cache
@@ -117,27 +140,31 @@ def _shapes(longest: int) -> tuple[Sequence[tuple[int, ...]], Sequence[DraftBudg
     return found, [DraftBudget(len(each), nodes(each), each) for each in found]
 
 
+@lru_cache
+def _widths(longest: int) -> Ints:
+    """Return the widths of ``_shapes``, ``[S, longest]``; 0 after the last level."""
+    return np.array([each + (0,) * (longest - len(each)) for each in _shapes(longest)[0]])
+
+
 def _hulls(values: Floats, counts: Ints) -> tuple[Ints, Ints]:
     """Return shapes of each rate, from no draft on, where the next has the steepest gain per node.
 
     Args:
-        values: ``[S, R]``, expected tokens of each shape at each rate.
+        values: ``[R, S]``, expected tokens of each shape at each rate.
         counts: ``[S]``, nodes.
 
     Returns:
         The shapes, ``[R, J + 1]``, where a row repeats its last shape, and the number of steps of each row, ``[R]``.
     """
-    rates = np.arange(values.shape[1])
-    now, rows, lengths = (
-        np.zeros(len(rates), np.int64),
-        [np.zeros(len(rates), np.int64)],
-        np.zeros(len(rates), np.int64),
-    )
+    rates = np.arange(len(values))
+    now, lengths = np.zeros_like(rates), np.zeros_like(rates)
+    rows = [now]
     while True:
-        more = counts[:, None] - counts[now]
-        slopes = np.where(more > 0, (values - values[now, rates]) / np.maximum(more, 1), -np.inf)
-        best = slopes.argmax(axis=0)
-        going = slopes[best, rates] > 1e-9
+        more = counts - counts[now][:, None]
+        slopes = np.full(values.shape, -np.inf)
+        np.divide(values - values[rates, now][:, None], more, out=slopes, where=more > 0)
+        best = slopes.argmax(axis=1)
+        going = slopes[rates, best] > 1e-9
         if not going.any():
             return np.stack(rows, 1), lengths
         now = np.where(going, best, now)

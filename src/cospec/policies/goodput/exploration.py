@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cospec.core.stats import StepStats
 from cospec.policies.goodput.length_optimizer import Floats, Ints, LengthChoice, StepLimits
 
 LENGTH = 2
@@ -48,13 +49,15 @@ class ExplorationBudget:
         """Whether drafting stopped so long ago that a probe is worth its maximum cost."""
         return self._undrafted >= LONG
 
-    def accrue(self, seconds: float, drafted: bool) -> None:
-        """Record the seconds of a step, with or without drafts."""
-        self._undrafted = 0 if drafted else self._undrafted + 1
-        self._seconds = min(self._seconds + self._share * seconds, 512 * self._share * seconds)
-        self._rounds += 1
-        self._since_plain += 1
-        self._since_other += 1
+    def accrue(self, steps: Sequence[StepStats]) -> None:
+        """Record steps, with or without drafts."""
+        for stats in steps:
+            self._undrafted = 0 if stats.depth > 0 else self._undrafted + 1
+            earned = self._share * stats.total
+            self._seconds = min(self._seconds + earned, 512 * earned)
+        self._rounds += len(steps)
+        self._since_plain += len(steps)
+        self._since_other += len(steps)
 
     @property
     def trial_due(self) -> bool:

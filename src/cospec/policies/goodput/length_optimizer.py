@@ -7,7 +7,8 @@ for equal costs. No level is sorted before a level that it builds on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,12 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+TINY = 1e-12  # seconds; a level without cost has a finite value
+
 
 @dataclass(frozen=True, slots=True)
 class DraftLevels:
-    """Levels of ``n`` sequences, ``J`` each; the arrays are ``[n, J]``, the oldest sequence first.
+    """Levels of ``n`` sequences in each of ``M`` menus; the arrays are ``[M, n, J]``, the oldest sequence first.
 
     Attributes:
         gains: expected tokens.
@@ -31,6 +34,10 @@ class DraftLevels:
     sizes: Ints
     depths: Ints
     costs: Floats
+
+    def menu(self, place: int) -> DraftLevels:
+        """The levels of one menu, ``[n, J]``."""
+        return DraftLevels(self.gains[place], self.sizes[place], self.depths[place], self.costs[place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,72 +75,109 @@ class LengthChoice:
         return self.tokens / self.seconds
 
 
-def allocate(steps: DraftLevels, given: StepLimits) -> LengthChoice:
-    """Return the best counts, with at most ``len(given.verified) - 1`` draft tokens in all (Γ_max).
+def allocate(steps: DraftLevels, limits: Sequence[StepLimits]) -> list[LengthChoice]:
+    """Return the best counts in each menu, with at most ``len(verified) - 1`` draft tokens in all (Γ_max).
 
     If costs differ between sequences, the order by gain alone is tried as well. Before a jump of the target's cost, or
     at Γ_max, room is scarce and not time.
+
+    Args:
+        limits: of each menu; the arrays of one menu are the first entries of the arrays of a larger menu.
     """
-    nothing = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, given.seconds + float(given.verified[0]))
+    menus, n, width = steps.gains.shape
+    given, rooms = _largest(limits), [len(each.verified) - 1 for each in limits]
+    nothing = _undrafted(given, n)
     if len(given.verified) < 2:
-        return nothing
-    values = _values(steps, given)
-    found = _cut(steps, given, _order(values, given, nothing.goodput), nothing)
-    if np.ptp(steps.costs, axis=0).any():
-        gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=1)
-        alone = _cut(steps, given, np.argsort(-gains.ravel(), kind="stable"), nothing)
-        found = max(found, alone, key=lambda choice: choice.goodput)
+        return [nothing] * menus
+    slopes = given.verified[1:] - given.verified[:-1]
+    first, lowest = float(slopes[0]), np.array([slopes[:room].min() for room in rooms])
+    values = _values(steps, first).reshape(menus, n * width)
+    if _none_pays(values, first, float(lowest.min()), given, nothing.goodput):
+        return [nothing] * menus
+    # The best goodput is at least the goodput without drafts. A level that brings less per second at the lowest cost
+    # of a token is in no best choice.
+    floors = np.where((lowest >= first) & (not given.overlap), nothing.goodput, 0.0)
+    counts = (values > floors[:, None]).sum(axis=1)
+    found = _cut(steps, given, rooms, (-values).argsort(axis=1, kind="stable"), counts)
+    differ = (steps.costs != steps.costs[:, :1]).any(axis=(1, 2))
+    if differ.any():
+        gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=2).reshape(menus, n * width)
+        order = (-gains).argsort(axis=1, kind="stable")
+        alone = _cut(steps, given, rooms, order, differ * (n * width))
+        found = [max(both, key=lambda choice: choice.goodput) for both in zip(found, alone, strict=True)]
     return found
 
 
-def _cut(steps: DraftLevels, given: StepLimits, order: Ints, nothing: LengthChoice) -> LengthChoice:
-    """Return the best prefix of ``order`` at the best depth, or ``nothing``."""
-    if not len(order):
-        return nothing
-    n, width = steps.gains.shape
-    room = len(given.verified) - 1
-    gains, sizes, depths, costs = (
-        array.ravel()[order] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
-    )
-    deepest = np.arange(1, int(depths.max()) + 1)
-    if given.levels[deepest[-1]] == given.levels[1]:
-        deepest = deepest[-1:]  # depth is free: one candidate is enough
-    taken = depths <= deepest[:, None]  # [depths, steps]
-    verified = np.cumsum(taken * sizes, axis=1)
-    fits = verified <= room
-    target = given.verified[np.minimum(verified, room)]
-    draft = np.cumsum(taken * costs, axis=1) + given.levels[deepest][:, None]
-    seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
-    tokens = np.cumsum(taken * gains, axis=1) + given.tokens
-    ratio = np.where(fits & (seconds <= given.longest), tokens / seconds, 0.0)
-    best = int(ratio.argmax())
-    if ratio.flat[best] <= nothing.goodput:
-        return nothing
-    row, last = divmod(best, len(order))
-    chosen = order[: last + 1][taken[row, : last + 1]]
-    counts = np.bincount(chosen // width, minlength=n)
-    return LengthChoice(counts, float(tokens[row, last]), float(seconds[row, last]))
+def _largest(limits: Sequence[StepLimits]) -> StepLimits:
+    """Return the limits of a menu with all draft tokens and levels of all menus."""
+    verified, levels = max([each.verified for each in limits], key=len), max([each.levels for each in limits], key=len)
+    return replace(limits[0], verified=verified, levels=levels)
 
 
-def _values(steps: DraftLevels, given: StepLimits) -> Floats:
-    """Return the tokens per second of each level, ``[n, J]``, not increasing along a sequence."""
-    slope = float(np.diff(given.verified[:2]).sum())
-    gained = np.cumsum(steps.gains, axis=1)
-    together = gained / (np.cumsum(steps.costs + steps.sizes * slope, axis=1) + 1e-12)
-    values = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
-    # The first level carries the start-up cost of a draft, so the first levels are valued together.
-    best = together.argmax(axis=1)[:, None]
-    values = np.where(np.arange(values.shape[1]) <= best, np.take_along_axis(together, best, 1), values)
-    return np.asarray(np.minimum.accumulate(values, axis=1, out=values))
+def _undrafted(given: StepLimits, n: int) -> LengthChoice:
+    return LengthChoice(np.zeros(n, np.int64), given.tokens, given.seconds + float(given.verified[0]))
 
 
-def _order(values: Floats, given: StepLimits, goodput: float) -> Ints:
-    """Return the levels sorted by tokens per second, best first, without levels that cannot pay.
+def _cut(steps: DraftLevels, given: StepLimits, rooms: Sequence[int], order: Ints, counts: Ints) -> list[LengthChoice]:
+    """Return the best prefix of ``order [M, n · J]`` at the best depth in each menu, no levels if no prefix pays.
 
-    The best goodput is at least the goodput without drafts. A level that brings less per second at the lowest cost of a
-    token is in no best choice.
+    Args:
+        given: of the largest menu.
+        rooms: most draft tokens of each menu.
+        counts: ``[M]``, longest prefix.
     """
-    flat, each = values.ravel(), np.diff(given.verified)
-    floor = goodput if float(each.min()) >= float(each[0]) else 0.0
-    candidates = np.flatnonzero(flat > (0.0 if given.overlap else floor))
-    return candidates[np.argsort(-flat[candidates], kind="stable")]
+    menus, n, width = steps.gains.shape
+    order = order[:, : counts.max()]
+    flat = order + n * width * np.arange(menus)[:, None]
+    gains, sizes, depths, costs = (
+        array.take(flat)[:, None] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
+    )
+    present = np.arange(order.shape[1]) < counts[:, None, None]
+    deepest = (depths * present).max(axis=(1, 2), initial=0)[:, None]
+    tried = np.arange(1, deepest.max() + 1)
+    free = given.levels[deepest] == given.levels[1]  # one depth is enough
+    allowed = np.where(free, tried == deepest, tried <= deepest)[:, :, None]
+    taken = (depths <= tried[:, None]) & present  # [menus, depths, levels]
+    verified = (taken * sizes).cumsum(axis=2)
+    target = given.verified[np.minimum(verified, len(given.verified) - 1)]
+    draft = (taken * costs).cumsum(axis=2) + given.levels[tried][:, None]
+    seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
+    tokens = (taken * gains).cumsum(axis=2) + given.tokens
+    allowed = allowed & (verified <= np.array(rooms)[:, None, None]) & (seconds <= given.longest)
+    ratio = np.where(allowed, tokens / seconds, 0.0)
+    nothing = _undrafted(given, n)
+    found = [nothing] * menus
+    for menu in counts.nonzero()[0].tolist():
+        row, last = divmod(int(ratio[menu].argmax()), order.shape[1])
+        if ratio[menu, row, last] > nothing.goodput:
+            chosen = order[menu, : last + 1][taken[menu, row, : last + 1]]
+            taken_levels = np.bincount(chosen // width, minlength=n)
+            found[menu] = LengthChoice(taken_levels, float(tokens[menu, row, last]), float(seconds[menu, row, last]))
+    return found
+
+
+def _values(steps: DraftLevels, slope: float) -> Floats:
+    """Return the tokens per second of each level, ``[M, n, J]``, not increasing along a sequence.
+
+    Args:
+        slope: the target's seconds per token.
+    """
+    price = steps.costs + steps.sizes * slope
+    together = steps.gains.cumsum(axis=2) / (price.cumsum(axis=2) + TINY)
+    # The first level carries the start-up cost of a draft, so the first levels are valued together.
+    best = together.argmax(axis=2)[:, :, None]
+    alone = steps.gains / (price + TINY)
+    values = np.where(np.arange(price.shape[2]) <= best, together.max(axis=2, keepdims=True), alone)
+    return np.asarray(np.minimum.accumulate(values, axis=2, out=values))
+
+
+def _none_pays(values: Floats, first: float, lowest: float, given: StepLimits, goodput: float) -> bool:
+    """Return whether no choice reaches more than ``goodput``, that without drafts.
+
+    Levels of one sequence together bring at most their best value, which counts ``first`` seconds per token. At
+    ``lowest`` seconds per token the value is at most ``first / lowest`` times as high. Where drafts overlap with
+    verification, or a deeper step takes less time, the values are no bound.
+    """
+    if given.overlap or float(given.levels.min()) < 0.0:
+        return False
+    return float(values.max()) <= goodput * max(0.0, min(first, lowest)) / (first + TINY)

@@ -1,14 +1,18 @@
-"""A step as an optimization problem: draft levels of its sequences, and costs that do not depend on drafts."""
+"""A step as an optimization problem: draft levels of its sequences, and costs that do not depend on drafts.
+
+The optimizer follows one row of shapes, each with more nodes than the shape before: chains, or trees. A tree of two
+levels may be worth more than a chain with as many nodes, since each level takes a pass of the drafter. So there may be
+several menus of shapes. The best menu is that with the most tokens per second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from cospec.core.types import BatchState, DraftBudget
-from cospec.policies.goodput.draft_shapes import DraftShapes
+from cospec.core.types import DraftBudget
+from cospec.policies.goodput.draft_shapes import DraftShapes, grid_rows, stacked
 from cospec.policies.goodput.length_optimizer import (
     DraftLevels,
     Floats,
@@ -17,162 +21,119 @@ from cospec.policies.goodput.length_optimizer import (
     StepLimits,
     allocate,
 )
-from cospec.policies.latency.depth_correction import LONGEST
-from cospec.policies.latency.forward import ForwardLatency
-from cospec.policies.latency.step import StepLatency
+from cospec.policies.goodput.step_costs import LengthInputs, StepCosts
 
-Solve = Callable[[DraftLevels, StepLimits], LengthChoice]
-
-
-@dataclass(frozen=True, slots=True)
-class StepBounds:
-    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound."""
-
-    seconds: float | None = None
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LengthInputs:
-    """A step before its lengths are chosen.
-
-    Attributes:
-        context: mean tokens per sequence.
-        backlog: ``[n]``, seconds of feeding unseen tokens to the drafter, as far as charged to this step; None if there
-            are none.
-        others: known tokens of other sequences in the step.
-        room: draft tokens that fit.
-    """
-
-    sequences: int
-    context: float
-    backlog: Floats | None
-    others: int
-    room: int
+Solve = Callable[[DraftLevels, Sequence[StepLimits]], list[LengthChoice]]
+Solution = tuple[LengthChoice, list[DraftBudget]]
+"""The lengths of a step, and the budgets of its sequences."""
 
 
 class LengthProblem:
-    """Created once per policy; caches a table of the target's seconds per token."""
+    """The problem with each of several menus, and the menu of the latest ``choose``, at first the first menu."""
 
-    def __init__(self, shapes: DraftShapes, cost: StepLatency, bounds: StepBounds, solve: Solve = allocate) -> None:
-        self.shapes, self.cost, self.bounds = shapes, cost, bounds
+    def __init__(self, menus: Sequence[DraftShapes], costs: StepCosts, solve: Solve = allocate) -> None:
+        self.menus, self.costs, self.place = menus, costs, 0
         self._solve = solve
-        self._table = np.zeros(0)
-        self._of: ForwardLatency | None = None
-        self._limits: tuple[LengthInputs, ForwardLatency, StepLimits] | None = None  # the latest, and what they are of
+        self._levels = stacked(menus)
 
-    def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
-        """Return the inputs of a step; the room in the cache is M_max."""
-        n = len(lengths)
-        room = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens
-        if self.bounds.tokens is not None:
-            room = min(room, self.bounds.tokens)
-        fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
-        return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
+    @property
+    def shapes(self) -> DraftShapes:
+        """The latest menu."""
+        return self.menus[self.place]
 
-    def solve(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> tuple[LengthChoice, list[DraftBudget]]:
+    def choose(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> Solution:
+        """Choose the menu with the most tokens per second, of equal menus the first; returns as ``solve``."""
+        if per_sequence:
+            found = self._per_sequence(rates, inputs, slice(None))
+        else:
+            found = [self._uniform(menu, rates, inputs) for menu in self.menus]
+        self.place = max(range(len(found)), key=lambda place: found[place][0].goodput)
+        return found[self.place]
+
+    def solve(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> Solution:
         """Return the best length of each sequence, or the best common length, from ``rates [n]``."""
         return (self.per_sequence if per_sequence else self.uniform)(rates, inputs)
 
-    def per_sequence(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
+    def per_sequence(self, rates: Floats, inputs: LengthInputs) -> Solution:
         """Return the best length of each sequence, from ``rates [n]``."""
-        rows, given = self.shapes.rows(rates), self.round(inputs)
-        choice = self._solve(self.steps(rows, inputs), given)
-        undrafted = given.seconds + float(given.verified[0])
-        if choice.goodput * undrafted < (1.0 + self.cost.doubt) * given.tokens:
-            choice = LengthChoice(np.zeros_like(choice.counts), given.tokens, undrafted)
-        budgets = self.shapes.budgets
-        return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
+        return self._per_sequence(rates, inputs, slice(self.place, self.place + 1))[0]
 
-    def uniform(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
-        """Return the best common length of all sequences."""
-        rows = self.shapes.rows(rates)
-        steps, given = self.steps(rows, inputs), self.round(inputs)
-        n, row = inputs.sequences, int(rows[0])
-        verified = np.cumsum(steps.sizes.sum(0))
-        count = int(np.searchsorted(verified, len(given.verified) - 1, side="right"))
-        count = min(
-            count, len(self.shapes.budgets[row]) - 1
-        )  # entries beyond the last level are padding, and may look cheap
-        tokens = given.tokens + np.concatenate([[0.0], np.cumsum(steps.gains.sum(0))[:count]])
-        draft = np.concatenate([[0.0], np.cumsum(steps.costs.sum(0))[:count] + given.levels[steps.depths[0, :count]]])
-        target = given.verified[np.concatenate([[0], verified[:count]])]
-        seconds = (np.maximum(draft, target) if self.cost.overlap else draft + target) + given.seconds
+    def uniform(self, rates: Floats, inputs: LengthInputs) -> Solution:
+        """Return the best common length of all sequences, from ``rates [n]``."""
+        return self._uniform(self.shapes, rates, inputs)
+
+    def _per_sequence(self, rates: Floats, inputs: LengthInputs, places: slice) -> list[Solution]:
+        """Return the best length of each sequence, in each of the menus at ``places``."""
+        menus, rows = self.menus[places], grid_rows(rates)
+        gains, sizes, depths = self._levels
+        steps = self._priced(gains[places, rows], sizes[places, rows], depths[places, rows], inputs)
+        limits = [self.limits(menu, inputs) for menu in menus]
+        idle = limits[0].seconds + float(limits[0].verified[0])
+        least = (1.0 + self.costs.latency.doubt) * limits[0].tokens
+        found = []
+        for menu, choice in zip(menus, self._solve(steps, limits), strict=True):
+            if choice.goodput * idle < least:
+                choice = LengthChoice(np.zeros_like(choice.counts), limits[0].tokens, idle)
+            counts = zip(rows.tolist(), choice.counts.tolist(), strict=True)
+            found.append((choice, [menu.budgets[row][k] for row, k in counts]))
+        return found
+
+    def _uniform(self, menu: DraftShapes, rates: Floats, inputs: LengthInputs) -> Solution:
+        rows, given = grid_rows(rates), self.limits(menu, inputs)
+        steps, budgets = self._steps(menu, rows, inputs), menu.budgets[int(rows[0])]
+        verified = _totals(steps.sizes)
+        count = int(verified[1:].searchsorted(len(given.verified) - 1, side="right"))
+        count = min(count, len(budgets) - 1)  # entries beyond the last level are padding, and may look cheap
+        tokens = given.tokens + _totals(steps.gains)[: count + 1]
+        draft = _totals(steps.costs)[: count + 1]
+        draft[1:] += given.levels[steps.depths[0, :count]]
+        target = given.verified[verified[: count + 1]]
+        seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
         ratio = tokens / seconds
         ratio[1:][seconds[1:] > given.longest] = 0.0
         best = int(ratio.argmax())
-        if ratio[best] < (1.0 + self.cost.doubt) * ratio[0]:
+        if ratio[best] < (1.0 + self.costs.latency.doubt) * ratio[0]:
             best = 0
-        choice = LengthChoice(np.full(n, best), float(tokens[best]), float(seconds[best]))
-        return choice, [self.shapes.budgets[row][best]] * n
+        choice = LengthChoice(np.full(len(rates), best), float(tokens[best]), float(seconds[best]))
+        return choice, [budgets[best]] * len(rates)
 
     def steps(self, rows: Ints, inputs: LengthInputs) -> DraftLevels:
-        """Return the draft levels of each sequence."""
-        gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
-        costs = np.asarray(sizes * self.token_cost(inputs), dtype=np.float64)
-        if not self.cost.capabilities.costless:
-            costs[:, :1] += self.cost.draft.sequence + self.cost.scoring
+        """Return the draft levels of each sequence in the latest menu; the arrays are ``[n, J]``."""
+        return self._steps(self.shapes, rows, inputs)
+
+    def _steps(self, menu: DraftShapes, rows: Ints, inputs: LengthInputs) -> DraftLevels:
+        return self._priced(menu.gains[rows], menu.sizes[rows], menu.depths[rows], inputs)
+
+    def _priced(self, gains: Floats, sizes: Ints, depths: Ints, inputs: LengthInputs) -> DraftLevels:
+        costs = np.asarray(sizes * self.costs.token_cost(inputs), dtype=np.float64)
+        costs[..., 0] += self.costs.draft_cost
         if inputs.backlog is not None:
-            costs[:, :1] += inputs.backlog[:, None]
-        return DraftLevels(gains, sizes, self.shapes.depths[rows], costs)
+            costs[..., 0] += inputs.backlog
+        return DraftLevels(gains, sizes, depths, costs)
 
     def round(self, inputs: LengthInputs) -> StepLimits:
-        """Return the step's costs by number of draft tokens, without other sequences' known tokens.
+        """Return the step's costs in the latest menu, see ``StepCosts.limits``."""
+        return self.limits(self.shapes, inputs)
 
-        These tokens are computed in this step or another, regardless of drafts. In the ratio they would make long
-        drafts look cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
-        """
-        if self._limits is None or self._limits[0] is not inputs or self._limits[1] is not self.cost.draft:
-            self._limits = inputs, self.cost.draft, self._limits_of(inputs)
-        return self._limits[2]
+    def limits(self, menu: DraftShapes, inputs: LengthInputs) -> StepLimits:
+        """Return the step's costs in a menu, see ``StepCosts.limits``."""
+        return self.costs.limits(inputs, menu.most_tokens, menu.deepest)
 
-    def _limits_of(self, inputs: LengthInputs) -> StepLimits:
-        n, target, capabilities = inputs.sequences, self.cost.target, self.cost.capabilities
-        base, most = n + inputs.others, self.shapes.gains.shape[1] * int(self.shapes.sizes.max()) * n
-        if self._of is not target or base + most >= len(self._table):
-            self._table, self._of = target.table(2 * (base + most)), target
-        others = float(self._table[base] - self._table[n])
-        verified = self._table[base : base + min(most, inputs.room) + 1] - others
-        rest, context = self.cost.rest, target.context * inputs.context * n
-        verified = verified + rest.slopes[0] * np.arange(len(verified))
-        seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
-        deepest = int(self.shapes.depths.max())
-        per_level = 0.0 if capabilities.costless else self.cost.draft.fixed
-        levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
-        if capabilities.single_pass:
-            levels = np.minimum(levels, per_level)
-        if not capabilities.costless:
-            levels[1:] += self.cost.draft.start
-        if not self.cost.overlap:
-            excess = self.cost.correction.excess(n)[np.minimum(np.arange(deepest + 1), LONGEST)]
-            more = excess * (seconds + float(verified[0]))
-            seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
-        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
-        return StepLimits(n, seconds, verified, levels, limit, self.cost.overlap)
-
-    def outcome(self, rates: Floats, counts: Ints, inputs: LengthInputs) -> LengthChoice:
-        """Return the expected result of ``counts [n]`` levels instead of the best counts.
+    def outcome(self, steps: DraftLevels, counts: Ints, inputs: LengthInputs) -> LengthChoice:
+        """Return the expected result of ``counts [n]`` of the levels ``steps`` instead of the best counts.
 
         Counts beyond the bounds take infinite time.
         """
-        steps, given = self.steps(self.shapes.rows(rates), inputs), self.round(inputs)
-        taken = np.arange(steps.gains.shape[1]) < counts[:, None]
+        given, taken = self.round(inputs), np.arange(steps.gains.shape[1]) < counts[:, None]
         tokens, depth = given.tokens + float(steps.gains[taken].sum()), int(steps.depths[taken].max(initial=0))
         verified, draft = int(steps.sizes[taken].sum()), float(steps.costs[taken].sum() + given.levels[depth])
         target = float(given.verified[verified]) if verified < len(given.verified) else float("inf")
         seconds = given.seconds + (max(draft, target) if given.overlap else draft + target)
         return LengthChoice(counts, tokens, seconds if seconds <= given.longest or not verified else float("inf"))
 
-    def feeding(self, tokens: Floats | Ints) -> Floats:
-        """Return the seconds of feeding ``tokens`` of each sequence to the drafter, ``[n]``."""
-        each = 0.0 if self.cost.capabilities.costless else self.cost.feeding
-        return np.asarray(tokens * each, dtype=np.float64)
 
-    def token_cost(self, inputs: LengthInputs) -> float:
-        """Return the seconds of drafting one token, without the fixed seconds of its level."""
-        capabilities, draft, n = self.cost.capabilities, self.cost.draft, inputs.sequences
-        if capabilities.costless:
-            return 0.0
-        if capabilities.single_pass:
-            return draft.tokens(n) / n
-        return draft.context * inputs.context + draft.tokens(n) / n
+def _totals(levels: Floats | Ints) -> Floats | Ints:
+    """Return the sums of the first 0 to J levels of all sequences, ``[J + 1]``, of ``levels [n, J]``."""
+    found = np.zeros(levels.shape[1] + 1, levels.dtype)
+    levels.sum(0).cumsum(out=found[1:])
+    return found

@@ -80,13 +80,13 @@ class LevelRates:
         """Return the log-odds, ``[LEVELS, WIDEST]``."""
         if not self.active:
             return np.zeros((LEVELS, WIDEST))
-        together = _difference(self._counts.sum(1), np.zeros(WIDEST))
+        together = _difference(self._counts.sum(1), 0.0)
         if not self._by_level:
             return np.broadcast_to(together, (LEVELS, WIDEST))
-        return _difference(self._counts, np.broadcast_to(together, (LEVELS, WIDEST)))
+        return _difference(self._counts, together)
 
 
-def _difference(counts: Floats, usual: Floats) -> Floats:
+def _difference(counts: Floats, usual: Floats | float) -> Floats:
     """Return observed minus expected log-odds of ``counts [3, ...]``, shrunk towards the ``usual`` difference."""
     accepted, verified, expected = counts
     share = np.divide(expected, verified, out=np.full_like(verified, 0.5), where=verified > 0)
@@ -96,7 +96,7 @@ def _difference(counts: Floats, usual: Floats) -> Floats:
 
 def _odds(chance: Floats) -> Floats:
     """Return log-odds."""
-    bounded = np.clip(chance, CLIP, 1.0 - CLIP)
+    bounded = np.minimum(np.maximum(chance, CLIP), 1.0 - CLIP)
     return np.asarray(np.log(bounded / (1.0 - bounded)))
 
 

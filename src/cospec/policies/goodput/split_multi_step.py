@@ -70,7 +70,14 @@ class ObservedSteps:
     def take(self) -> list[Step]:
         """Return all steps of the stored calls, and clear the store."""
         calls, self._calls = self._calls, []
-        return [(*step, budgets) for stats, commits, budgets in calls for step in split_steps(stats, commits)]
+        steps: list[Step] = []
+        for call in calls:
+            stats, commits, budgets = call
+            if stats.times.steps == 1:
+                steps.append(call)
+            else:
+                steps += [(*step, budgets) for step in split_steps(stats, commits)]
+        return steps
 
     def advance(self) -> int:
         """Return the steps of the latest call; 1 if no call was added since the last ``advance``."""

@@ -7,6 +7,7 @@ non-negative least squares on relative errors, so a step of one token counts as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
@@ -65,8 +66,9 @@ class ForwardLatency:
             raise InvalidInput("slopes", self.slopes, f"one more than the knees, here {len(self.knees) + 1}")
         if any(after <= before for before, after in pairwise(self.knees)):
             raise InvalidInput("knees", self.knees, "numbers of tokens that rise")
-        for name, value in asdict(self).items():
-            if not np.isfinite(value).all():
+        for name in ("context", "slopes", "knees", "sequence", "fixed", "start"):
+            value = getattr(self, name)
+            if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
                 raise InvalidInput(name, value, "finite")
 
     def tokens(self, count: float) -> float:
@@ -171,14 +173,19 @@ def fit(samples: Sequence[LatencySample], knees: Sequence[float] | None = None) 
 def columns(data: Floats, knees: Sequence[float]) -> Floats:
     """Return the factors of the coefficients, ``[S, J]``, of samples ``data [S, 5]``."""
     context, tokens, sequences, _, passes = data.T
-    pieces = _pieces(tokens, knees) * passes[:, None]
-    return np.column_stack([context * passes, pieces, sequences, passes, np.ones(len(data))])
+    found = np.ones((len(data), len(knees) + 5))
+    found[:, 0] = context * passes
+    np.multiply(_pieces(tokens, knees), passes[:, None], out=found[:, 1:-3])
+    found[:, -3], found[:, -2] = sequences, passes
+    return found
 
 
 def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
     """Return the number of each row's tokens in each piece, ``[S, len(knees) + 1]``."""
     edges = np.array([0.0, *knees, np.inf])
-    return np.asarray(np.clip(tokens[:, None], edges[:-1], edges[1:]) - edges[:-1])
+    within = np.minimum(np.maximum(tokens[:, None], edges[:-1]), edges[1:])
+    within -= edges[:-1]
+    return np.asarray(within)
 
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:

@@ -64,7 +64,7 @@ class OnlineFit:
         """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
         if not len(data):
             return
-        self._observed.extend(data)
+        self._observed.extend(data[-WINDOW:])
         x = columns(data, self.fitted.knees)
         known = self.fitted.coefficients
         if self._unit is None:

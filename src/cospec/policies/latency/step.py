@@ -54,6 +54,7 @@ class StepLatency:
     def __init__(self, costs: LatencyModels, capabilities: DrafterCapabilities = DrafterCapabilities()) -> None:
         self.capabilities = capabilities
         self.refits = 0
+        self.learned = 0  # increases with every change of the costs
         self.changed = 0  # increases when the costs changed enough to outdate plans
         self.error = 0.0  # median over the window
         self.predicted = 0.0  # seconds of the latest step
@@ -137,6 +138,7 @@ class StepLatency:
         if not self._observed:
             return
         observed, self._observed, self._spent = self._observed, [], 0.0
+        self.learned += 1
         self._batch_size = min(2 * self._batch_size, MAX_BATCH)
         last = observed[-1][0]
         self.predicted = self.predict(last)  # before learning from the step
@@ -182,10 +184,13 @@ class StepLatency:
             self._repeats = self._repeats + 1 if longest == self._depth else 0
             self._depth = longest
             repeats.append(self._repeats)
-        target, own, plain = (
-            self.target.of_all(np.stack([context, batched, sequences, once, once], 1))
-            for batched in (tokens, np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences))
+        of_drafts, of_plain = np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences)
+        target, plain = (
+            self.target.of_all(np.stack([context, batched, sequences, once, once], 1)) for batched in (tokens, of_plain)
         )
+        own = target
+        if (of_drafts != tokens).any():  # the steps computed other requests' prompts
+            own = self.target.of_all(np.stack([context, of_drafts, sequences, once, once], 1))
         draft = np.zeros(len(observed_steps))
         if not self.capabilities.costless:
             draft = drafted * self.draft.of_all(self._proposals(observed_steps))

@@ -13,7 +13,8 @@ from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.length_optimizer import LengthChoice
-from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
+from cospec.policies.goodput.length_problem import LengthProblem
+from cospec.policies.goodput.step_costs import StepCosts
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.policies.milp import Milp, MilpOptions
@@ -99,10 +100,10 @@ def test_each_group_is_solved_once_and_gets_its_best_lengths(seed: int) -> None:
     chance = np.random.default_rng(seed)
     count, rates = 21, chance.uniform(0.3, 0.98, 21)
     ids, groups = [f"s{n}" for n in range(count)], list[tuple[int, ...]]()
-    problem = LengthProblem(chains(8), StepLatency(CROWDED), StepBounds())
+    problem = LengthProblem([chains(8)], StepCosts(StepLatency(CROWDED)))
 
     def solved(group: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
-        inputs = problem.inputs(BatchState(sequences(len(group))), [50.0] * len(group), None)
+        inputs = problem.costs.inputs(BatchState(sequences(len(group))), [50.0] * len(group), None)
         return problem.per_sequence(rates[list(group)], inputs)
 
     def noted(group: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:

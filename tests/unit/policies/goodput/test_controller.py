@@ -12,7 +12,8 @@ from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.decision import LONGEST_WAIT
 from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.exploration import TRIAL_STEPS
-from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
+from cospec.policies.goodput.length_problem import LengthProblem
+from cospec.policies.goodput.step_costs import StepCosts
 from cospec.policies.latency.depth_correction import DepthCorrection
 from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.policies.policy_build_context import PolicyContext
@@ -35,11 +36,11 @@ class Oracle(Fixed):
         super().__init__(0)
         self.rates, self.step = rates, 0
         self.cost = StepLatency(costs)
-        self.problem = LengthProblem(chains(PolicyContext().longest), self.cost, StepBounds())
+        self.problem = LengthProblem([chains(PolicyContext().longest)], StepCosts(self.cost))
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         lengths = [len(sequence.tokens) for sequence in load.ready]
-        situation = self.problem.inputs(load, lengths, None)
+        situation = self.problem.costs.inputs(load, lengths, None)
         self.step += 1
         return self.problem.per_sequence(self.rates(self.step - 1), situation)[1]
 

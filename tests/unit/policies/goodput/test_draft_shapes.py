@@ -11,6 +11,7 @@ from cospec.policies.goodput.draft_shapes import (
     GRID,
     DraftShapes,
     chains,
+    grid_rows,
     nodes,
     tree_tokens,
     trees,
@@ -62,4 +63,4 @@ def test_a_tree_is_wide_where_little_is_accepted() -> None:
     low, high = shapes.budgets[GRID // 4][2], shapes.budgets[GRID - 2][2]
     assert low.widths[0] > 1
     assert set(high.widths) == {1}
-    assert shapes.rows(np.array([0.25]))[0] == GRID // 4
+    assert grid_rows(np.array([0.25]))[0] == GRID // 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cospec.policies.goodput.draft_shapes import chains, trees
+from cospec.policies.goodput.draft_shapes import chains, grid_rows, trees
 from cospec.policies.goodput.length_optimizer import (
     DraftLevels,
     LengthChoice,
@@ -35,7 +35,7 @@ class Machine:
 
 def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[DraftLevels, StepLimits]:
     shapes = (trees if on.tree else chains)(4)
-    rows = shapes.rows(np.array(rates))
+    rows = grid_rows(np.array(rates))
     gains, sizes, depths = shapes.gains[rows], shapes.sizes[rows], shapes.depths[rows]
     own = 2e-5 * (1.0 + on.context * np.arange(len(rates)))  # longer texts cost a little more
     n, most = len(rates), int(sizes.sum())
@@ -48,6 +48,19 @@ def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[D
         np.arange(int(depths.max()) + 1, dtype=np.float64) * on.level,
         **more,
     )
+
+
+def best(steps: DraftLevels, given: StepLimits) -> LengthChoice:
+    """The choice in the only menu."""
+    found, *others = allocate(menus(steps), [given])
+    assert not others
+    return found
+
+
+def menus(*each: DraftLevels) -> DraftLevels:
+    """Menus with as many levels."""
+    arrays = [[one.gains, one.sizes, one.depths, one.costs] for one in each]
+    return DraftLevels(*[np.stack(parts) for parts in zip(*arrays, strict=True)])
 
 
 def brute(steps: DraftLevels, given: StepLimits) -> float:
@@ -78,7 +91,7 @@ def test_every_choice_is_within_a_hundredth_of_the_exact_one(
     alphas: list[float], token: float, level: float, beyond: float, overlap: bool
 ) -> None:
     steps, given_ = problem(alphas, Machine(token, level, beyond, context=0.2), overlap=overlap)
-    assert allocate(steps, given_).goodput >= 0.99 * brute(steps, given_)
+    assert best(steps, given_).goodput >= 0.99 * brute(steps, given_)
 
 
 @settings(max_examples=25)
@@ -89,48 +102,73 @@ def test_equal_to_the_mixed_integer_form(
     steps, given_ = problem(alphas, Machine(token, level, beyond), overlap=overlap)
     exact = solve(steps, given_)
     assert exact.goodput == pytest.approx(brute(steps, given_), rel=5e-3)
-    assert allocate(steps, given_).goodput == pytest.approx(exact.goodput, rel=0.01)
+    assert best(steps, given_).goodput == pytest.approx(exact.goodput, rel=0.01)
 
 
 def test_trees_too() -> None:
     for alphas in ([0.3], [0.6, 0.9], [0.2, 0.5, 0.8]):
         steps, given_ = problem(alphas, Machine(token=2e-5, tree=True))
-        assert allocate(steps, given_).goodput == pytest.approx(solve(steps, given_).goodput, rel=0.01)
+        assert best(steps, given_).goodput == pytest.approx(solve(steps, given_).goodput, rel=0.01)
 
 
 def counts(choice: LengthChoice) -> list[int]:
     return [int(count) for count in choice.counts]
 
 
+@settings(max_examples=40)
+@given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.floats(0, 1), st.booleans())
+def test_the_choice_in_a_menu_does_not_depend_on_other_menus(
+    alphas: list[float], token: float, level: float, beyond: float, context: float, overlap: bool
+) -> None:
+    """Bit for bit, also where the other menu has more tokens per second, or a deeper level."""
+    on = Machine(token, level, beyond, context=context)
+    alone = [problem(alphas, replace(on, tree=tree), overlap=overlap) for tree in (False, True)]
+    width = max(steps.gains.shape[1] for steps, _ in alone)
+    longest = max((given_ for _, given_ in alone), key=lambda given_: len(given_.verified))
+    limits = [replace(longest, verified=longest.verified[: len(each.verified)]) for _, each in alone]
+    together = allocate(menus(*[padded(steps, width) for steps, _ in alone]), limits)
+    for found, (steps, _), given_ in zip(together, alone, limits, strict=True):
+        expected = best(steps, given_)
+        assert counts(found) == counts(expected)
+        assert (found.tokens, found.seconds) == (expected.tokens, expected.seconds)
+
+
+def padded(steps: DraftLevels, width: int) -> DraftLevels:
+    """With levels that gain nothing."""
+    more = ((0, 0), (0, width - steps.gains.shape[1]))
+    sizes, depths = np.pad(steps.sizes, more, constant_values=1), np.pad(steps.depths, more, "edge")
+    return DraftLevels(np.pad(steps.gains, more), sizes, depths, np.pad(steps.costs, more, "edge"))
+
+
 def test_nothing_pays() -> None:
     steps, given_ = problem([0.9, 0.2], Machine(beyond=5e-3, knee=0))
-    assert counts(allocate(steps, given_)) == [0, 0]
-    assert allocate(steps, given_).goodput == pytest.approx(given_.tokens / (given_.seconds + given_.verified[0]))
+    assert counts(best(steps, given_)) == [0, 0]
+    assert best(steps, given_).goodput == pytest.approx(given_.tokens / (given_.seconds + given_.verified[0]))
 
 
 def test_verified_tokens_are_bounded_and_the_least_valuable_go_first() -> None:
     steps, given_ = problem([0.9, 0.5, 0.7], Machine(1e-6, 0.0, 1e-6))
-    free = allocate(steps, given_)
+    free = best(steps, given_)
     bound = StepLimits(given_.tokens, given_.seconds, given_.verified[:4], given_.levels)
-    tight = allocate(steps, bound)
+    tight = best(steps, bound)
     assert free.counts.sum() > 3 == tight.counts.sum()
     kept = sorted((steps.gains[i, j] for i in range(3) for j in range(4)), reverse=True)[:3]
     assert tight.tokens == pytest.approx(3 + sum(kept))
-    nothing = allocate(steps, StepLimits(given_.tokens, given_.seconds, given_.verified[:1], given_.levels))
+    nothing = best(steps, StepLimits(given_.tokens, given_.seconds, given_.verified[:1], given_.levels))
     assert counts(nothing) == [0, 0, 0]
 
 
 def test_rounds_are_bounded() -> None:
     steps, given_ = problem([0.95, 0.9], Machine(1e-5, beyond=1e-5))
-    long = allocate(steps, given_)
+    long = best(steps, given_)
     limit = given_.seconds + given_.verified[0] + 0.5 * (long.seconds - given_.seconds - given_.verified[0])
-    short = allocate(steps, StepLimits(given_.tokens, given_.seconds, given_.verified, given_.levels, limit))
+    short = best(steps, StepLimits(given_.tokens, given_.seconds, given_.verified, given_.levels, limit))
     assert 0 < short.tokens < long.tokens
     assert short.seconds <= limit
 
 
 def test_the_older_goes_first() -> None:
     steps, given_ = problem([1.0, 1.0], Machine(token=1e-6))
-    one = allocate(steps, StepLimits(given_.tokens, given_.seconds, given_.verified[:3], given_.levels))
+    one = best(steps, StepLimits(given_.tokens, given_.seconds, given_.verified[:3], given_.levels))
     assert counts(one) == [2, 0] or counts(one) == [1, 1]
     assert counts(one)[0] >= counts(one)[1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cospec.core.types import BatchState
-from cospec.policies.goodput.draft_shapes import trees
-from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
+from cospec.policies.goodput.draft_shapes import grid_rows, trees
+from cospec.policies.goodput.length_problem import LengthProblem
+from cospec.policies.goodput.step_costs import StepCosts
 from cospec.policies.latency.depth_correction import LONGEST, DepthCorrection
 from cospec.policies.latency.step import StepLatency
 from harness.execution import FLAT, sequences
@@ -24,9 +25,9 @@ class DeepIsCheap(DepthCorrection):
 def test_cheap_deep_drafts_do_not_extend_the_list_of_trees() -> None:
     shapes, cost = trees(8), StepLatency(FLAT)
     cost.correction = DeepIsCheap()
-    problem = LengthProblem(shapes, cost, StepBounds())
+    problem = LengthProblem([shapes], StepCosts(cost))
     for rate in (0.0, 0.05, 0.3, 0.7, 1.0):
         for solve in (problem.uniform, problem.per_sequence):
-            choice, budgets = solve(np.full(4, rate), problem.inputs(BatchState(sequences(4)), [200] * 4, None))
-            budgets_of = shapes.budgets[int(shapes.rows(np.array([rate]))[0])]
+            choice, budgets = solve(np.full(4, rate), problem.costs.inputs(BatchState(sequences(4)), [200] * 4, None))
+            budgets_of = shapes.budgets[int(grid_rows(np.array([rate]))[0])]
             assert [budgets_of[count] for count in choice.counts] == budgets

@@ -1,0 +1,124 @@
+"""The costs of a step by its draft tokens; the problems of all menus of draft shapes share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.core.types import BatchState
+from cospec.policies.goodput.length_optimizer import Floats, Ints, StepLimits
+from cospec.policies.latency.depth_correction import LONGEST
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import StepLatency
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthInputs:
+    """A step before its lengths are chosen.
+
+    Attributes:
+        context: mean tokens per sequence.
+        backlog: ``[n]``, seconds of feeding unseen tokens to the drafter, as far as charged to this step; None if there
+            are none.
+        others: known tokens of other sequences in the step.
+        room: draft tokens that fit.
+    """
+
+    sequences: int
+    context: float
+    backlog: Floats | None
+    others: int
+    room: int
+
+
+class StepCosts:
+    """Caches the target's seconds per token, and the costs of the latest step for the largest menu so far."""
+
+    def __init__(self, latency: StepLatency, bounds: StepBounds = StepBounds()) -> None:
+        self.latency, self.bounds = latency, bounds
+        self._table = np.zeros(0)
+        self._of: ForwardLatency | None = None
+        self._most_tokens, self._deepest = 0, 0  # of one sequence, of all menus so far
+        self._key: tuple[object, ...] = ()  # what the costs of the latest step depend on
+        self._latest = StepLimits(0.0, 0.0, self._table, self._table)
+
+    def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
+        """Return the inputs of a step; the room in the cache is M_max."""
+        n = len(lengths)
+        room = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens
+        if self.bounds.tokens is not None:
+            room = min(room, self.bounds.tokens)
+        fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
+        return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
+
+    def limits(self, inputs: LengthInputs, most_tokens: int, deepest: int) -> StepLimits:
+        """Return the step's costs by number of draft tokens, without other sequences' known tokens.
+
+        These tokens are computed in this step or another, regardless of drafts. In the ratio they would make long
+        drafts look cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
+
+        Args:
+            most_tokens, deepest: draft tokens of one sequence and deepest level that a menu offers.
+        """
+        self._most_tokens, self._deepest = max(self._most_tokens, most_tokens), max(self._deepest, deepest)
+        step = inputs.sequences, inputs.context, inputs.others, inputs.room
+        key = *step, self.latency.drafters, self.latency.learned, self._most_tokens, self._deepest
+        if key != self._key:
+            self._key, self._latest = key, self._limits_of(inputs)
+        found, most = self._latest, min(most_tokens * inputs.sequences, inputs.room)
+        verified, levels = found.verified[: most + 1], found.levels[: deepest + 1]
+        return StepLimits(found.tokens, found.seconds, verified, levels, found.longest, found.overlap)
+
+    def _limits_of(self, inputs: LengthInputs) -> StepLimits:
+        latency, n = self.latency, inputs.sequences
+        target, capabilities = latency.target, latency.capabilities
+        base, most = n + inputs.others, min(self._most_tokens * n, inputs.room)
+        if self._of is not target or base + most >= len(self._table):
+            self._table, self._of = target.table(2 * (base + most)), target
+        others = float(self._table[base] - self._table[n])
+        verified = self._table[base : base + most + 1] - others
+        rest, context = latency.rest, target.context * inputs.context * n
+        verified = verified + rest.slopes[0] * np.arange(len(verified))
+        seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
+        depths = np.arange(self._deepest + 1)
+        per_level = 0.0 if capabilities.costless else latency.draft.fixed
+        levels = np.asarray(depths * per_level, dtype=np.float64)
+        if capabilities.single_pass:
+            levels = np.minimum(levels, per_level)
+        if not capabilities.costless:
+            levels[1:] += latency.draft.start
+        if not latency.overlap:
+            excess = latency.correction.excess(n)[np.minimum(depths, LONGEST)]
+            more = excess * (seconds + float(verified[0]))
+            seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
+        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
+        return StepLimits(n, seconds, verified, levels, limit, latency.overlap)
+
+    def feeding(self, tokens: Floats | Ints) -> Floats:
+        """Return the seconds of feeding ``tokens`` of each sequence to the drafter, ``[n]``."""
+        each = 0.0 if self.latency.capabilities.costless else self.latency.feeding
+        return np.asarray(tokens * each, dtype=np.float64)
+
+    def token_cost(self, inputs: LengthInputs) -> float:
+        """Return the seconds of drafting one token, without the fixed seconds of its level."""
+        capabilities, draft, n = self.latency.capabilities, self.latency.draft, inputs.sequences
+        if capabilities.costless:
+            return 0.0
+        if capabilities.single_pass:
+            return draft.tokens(n) / n
+        return draft.context * inputs.context + draft.tokens(n) / n
+
+    @property
+    def draft_cost(self) -> float:
+        """Seconds of a draft besides its tokens, its levels, and the feeding of unseen tokens."""
+        return 0.0 if self.latency.capabilities.costless else self.latency.draft.sequence + self.latency.scoring
