@@ -45,8 +45,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of ``target`` with some layouts, or with all layouts of ``--grid``."""
-    if "target" in metafunc.fixturenames:
+    """Run the tests of ``target`` with some layouts, or with all layouts of ``--grid``; faults with two stages."""
+    if "stage" in metafunc.fixturenames:
+        metafunc.parametrize("target", [(2, 1)], ids=["pp2-tp1"], indirect=True, scope="module")
+    elif "target" in metafunc.fixturenames:
         layouts = GRID if metafunc.config.getoption("--grid") else LAYOUTS
         ids = [f"pp{stages}-tp{ranks}" for stages, ranks in layouts]
         metafunc.parametrize("target", layouts, ids=ids, indirect=True, scope="module")
@@ -54,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def target(folders: Folders, request: pytest.FixtureRequest) -> Iterator[ShardedModel]:
-    with sharded(folders, *request.param) as model:
+    with sharded(folders, *request.param, stage_timeout=5.0) as model:
         yield model
 
 
@@ -208,24 +210,17 @@ class Prophet(ScriptedDrafter):
         return drafts
 
 
-@pytest.fixture(scope="module")
-def lasting(folders: Folders) -> Iterator[ShardedModel]:
-    """A target that every test below disturbs."""
-    with sharded(folders, 2, stage_timeout=5.0) as model:
-        yield model
-
-
 @pytest.mark.parametrize(("stage", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_a_killed_or_frozen_stage_costs_no_token(
-    folders: Folders, lasting: ShardedModel, stage: int, how: signal.Signals, caplog: pytest.LogCaptureFixture
+    folders: Folders, target: ShardedModel, stage: int, how: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = outputs(load(folders.target), None, PARAMS["seeded"])
-    engine = llama_engine(lasting, ModelDrafter(load(folders.drafter)), k=3)
-    old, starts = lasting.pipeline.pids, lasting.pipeline.starts
+    engine = llama_engine(target, ModelDrafter(load(folders.drafter)), k=3)
+    old, starts = target.pipeline.pids, target.pipeline.starts
     found = disturbed(engine, partial(os.kill, old[stage], how))
     assert tokens_of(found) == wanted
-    assert engine.metrics().verifier_losses == 1 and lasting.pipeline.starts == starts + 1
-    assert set(old).isdisjoint(lasting.pipeline.pids) and not any(map(running, old))
+    assert engine.metrics().verifier_losses == 1 and target.pipeline.starts == starts + 1
+    assert set(old).isdisjoint(target.pipeline.pids) and not any(map(running, old))
     assert sum("processes are lost" in record.message for record in caplog.records) == 1
 
 

@@ -135,15 +135,15 @@ class DrafterNode:
             self._links.append(DelayedLink(self._context, socket, options.link))
             socket = self._links[-1].inside
         self._services[socket], self._spoken[socket] = NodeService(drafter, hello, time.monotonic), 0.0
-        self._poller.register(socket, zmq.POLLIN)
 
     def _speak(self, socket: Any, service: NodeService) -> None:
-        """Offer the drafter, or say that the node is alive."""
-        now = time.monotonic()
-        if now - self._spoken[socket] < BEAT_SECONDS or now < service.hello_at:
-            return
-        self._spoken[socket] = now
-        self._send(socket, service.encode(NodeBeat() if service.welcome else service.hello))
+        """Offer the drafter, or say that the node is alive; as soon as the connection is there."""
+        zmq, now = zeromq(), time.monotonic()
+        due = now - self._spoken[socket] >= BEAT_SECONDS and now >= service.hello_at
+        sent = due and self._send(socket, service.encode(NodeBeat() if service.welcome else service.hello))
+        if sent:
+            self._spoken[socket] = now
+        self._poller.register(socket, zmq.POLLIN if sent or not due else zmq.POLLIN | zmq.POLLOUT)
 
     def _serve(self, socket: Any) -> None:
         """Handle all messages of a connection."""
@@ -160,11 +160,13 @@ class DrafterNode:
                 self._spoken[socket] = time.monotonic()
                 self._send(socket, answer)
 
-    def _send(self, socket: Any, frame: bytes) -> None:
-        """Send without waiting. A message to a verifier that is not there is lost."""
+    def _send(self, socket: Any, frame: bytes) -> bool:
+        """Send without waiting; whether the frame is sent. A frame to a verifier that is not there is lost."""
         zmq = zeromq()
         with suppress(zmq.Again):
             socket.send(frame, zmq.NOBLOCK)
+            return True
+        return False
 
 
 def run_node(options: NodeOptions, offers: Sequence[OfferedDrafter], note: Callable[[str], None]) -> None:
