@@ -188,9 +188,9 @@ class EngineConfig(Options):
             then has its original length; with a larger value all sequences have the long factors.
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.
-        kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
-            quarter of the free memory, at most 1 GiB on a CPU. On Linux a CPU's cache occupies its memory soon after
-            the start.
+        kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes
+            the rest of a GPU's share, or a quarter of a CPU's free memory, at most 1 GiB. On Linux a CPU's cache
+            occupies its memory soon after the start.
         weight_cache_bytes: bytes of packed weights that are kept on disk for later starts; 0 keeps none. None takes the
             environment variable ``COSPEC_WEIGHT_CACHE_BYTES``, or 32 GiB.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 TEXTS = ("def mean(values):\n", "Question: How many", "It was a dark evening", "import os\n")
 Drafters = Annotated[
     list[str],
-    typer.Option("--drafter", metavar="NAME=JSON", help="A name and its speculative_config; may be repeated."),
+    typer.Option(
+        "--drafter",
+        metavar="NAME=JSON",
+        help="A name and its speculative_config, or a method; may be repeated.",
+        show_default="draft_model",
+    ),
 ]
 
 

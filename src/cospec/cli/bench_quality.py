@@ -29,7 +29,7 @@ def quality(
     adaptive: Annotated[
         str, typer.Option(metavar="JSON", help="The blend to compare with exact speculation; off for none.")
     ] = ADAPTIVE,
-    limit: Annotated[int | None, typer.Option(min=1, help="Tasks that are read; default is all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Tasks that are read.", show_default="all")] = None,
     output_len: bench.OutputLen = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds of a program's tests.")] = 10.0,
     memory_mb: Annotated[int, typer.Option(min=64, help="Most memory of a program's tests.")] = 1024,

@@ -35,7 +35,7 @@ class ServerFlags:
     )
     model: Annotated[
         str | None,
-        typer.Option(help="Model on the server; default is the only model.", rich_help_panel=SERVED),
+        typer.Option(help="Model on the server.", rich_help_panel=SERVED, show_default="the server's only model"),
     ] = None
     chat: Annotated[bool, typer.Option("--chat", help="Use chat completions.", rich_help_panel=SERVED)] = False
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=SERVED)] = None
@@ -125,7 +125,7 @@ def serve(
         bool,
         typer.Option("--save-detailed", help="Save figures of every request.", rich_help_panel=bench.RESULTS),
     ] = False,
-    more: Annotated[list[str], typer.Argument(metavar="", hidden=True)] = [],  # noqa: B006
+    more: Annotated[list[str], typer.Argument(metavar="METRIC:MS", hidden=True)] = [],  # noqa: B006
 ) -> None:
     """Measure any OpenAI-compatible server under load: cospec, vLLM, llama.cpp, TGI. --goodput takes several bounds."""
     output.require()

@@ -95,14 +95,16 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"memory: {_mib(here['available_bytes'])} available of {_mib(here['memory_bytes'])}"
     yield f"GPU: {here['cuda'] or 'none'}"
     if built["native"]:
-        yield f"kernels: native, {built['isa']} of {', '.join(built['available'])}; {built['threads']} threads"
+        usable = ", ".join(built["available"])
+        yield f"kernels: native, {built['isa']} (available: {usable}); {built['threads']} threads"
     else:
         yield f"kernels: torch's, because {built['reason']}"
     if found["memory"] is not None:
         yield from _plan(found["memory"])
     if found["weight_cache"] is not None:
         kept = found["weight_cache"]
-        used = f"{kept['models']} models, {_mib(kept['bytes'])} of {_mib(kept['max_bytes'])} in {kept['folder']}"
+        models = "1 model" if kept["models"] == 1 else f"{kept['models']} models"
+        used = f"{models}, {_mib(kept['bytes'])} of {_mib(kept['max_bytes'])} in {kept['folder']}"
         yield f"packed weights on disk: {used if kept['max_bytes'] else 'off'}"
     if found["smoke_test"] is not None:
         ways = ", ".join(found["smoke_test"]["texts"])

@@ -20,7 +20,10 @@ app = typer.Typer(
 RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints, logs and tokenised text.")]
-Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in total.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--tokens", min=1, help="Train on this many tokens in total.", show_default="the recipe's"),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 To = Annotated[Path, typer.Option("--to", help="Folder for the finished models and their card.")]
 From = Annotated[
@@ -83,7 +86,9 @@ def drafters(
     data: Data = DATA,
     out: Out = RUNS,
     start: From = None,
-    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.")] = None,
+    domain: Annotated[
+        list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.", show_default="all")
+    ] = None,
 ) -> None:
     """Distil one specialist per domain from the target and the drafter. Resumes after an interruption."""
     from cospec.training.distill import train_specialists
@@ -101,7 +106,9 @@ def variants(
     data: Data = DATA,
     out: Out = RUNS,
     start: From = None,
-    name: Annotated[list[str] | None, typer.Option("--name", help="Only this variant; repeatable.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Only this variant; repeatable.", show_default="all")
+    ] = None,
 ) -> None:
     """Train the target on the recipe's other mixtures, as low-rank adapters."""
     from cospec.training.family import train_variants
