@@ -198,8 +198,8 @@ class EngineConfig(Options):
         linear_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
         attention_backend: ``auto`` is ``native`` if the kernels were built, else ``sdpa``. ``triton`` needs the extra
             ``triton``, and on a CPU ``TRITON_INTERPRET=1``.
-        native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
-            rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        native: ``off`` runs steps, acceptance methods, drafting and pools in Python. Kernels over rows of numbers stay:
+            products and attention follow ``linear_backend`` and ``attention_backend``.
         pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
         tensor_parallel_size: processes that share the heads and columns of each layer.
         stage_hosts: the address on which each stage listens; one address serves all stages.

@@ -34,7 +34,7 @@ def latency(
     num_iters: Annotated[int, typer.Option(min=1, help="Counted batches of each size.")] = 5,
     num_iters_warmup: Annotated[int, typer.Option(min=0, help="Uncounted batches before the counted ones.")] = 1,
 ) -> None:
-    """Time one engine in this process at fixed batch sizes, without server and arrivals."""
+    """Time one engine in this process at fixed batch sizes."""
     output.require()
     from cospec.bench.engine_system import EngineSystem
     from cospec.bench.latency import Batches, Bench
@@ -75,7 +75,7 @@ def compare(
     repetitions: Annotated[int, typer.Option(min=1, help="Turns of every batch.")] = 3,
     num_warmups: Annotated[int, typer.Option(min=0, help="Batches of each system before the first turn.")] = 1,
 ) -> None:
-    """Alternate systems over the same prompts in one run; report paired ratios with intervals."""
+    """Compare systems in turns. The systems get the same prompts; ratios are paired, with intervals."""
     output.require()
     from cospec.bench import compare as comparing
     from cospec.bench.systems import SystemSpec, as_json

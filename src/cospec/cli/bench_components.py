@@ -39,7 +39,10 @@ def accept(
     output_len: bench.OutputLen = 128,
     temperature: Annotated[list[float], typer.Option(min=0, help="May be repeated.")] = [0.0],  # noqa: B006
 ) -> None:
-    """Measure acceptance by drafter, domain, temperature and position, with intervals over prompts."""
+    """Measure the acceptance of drafters.
+
+    The table is by drafter, domain, temperature and position, with intervals over prompts.
+    """
     output.require()
     from cospec.bench import acceptance as measured
     from cospec.config import EngineConfig
@@ -70,7 +73,10 @@ def roofline(
     batch_size: bench.BatchSizes = [1, 8],  # noqa: B006
     output_len: bench.OutputLen = 96,
 ) -> None:
-    """Measure the device's bandwidth and FLOP rate, the bytes and operations per token, and the share reached."""
+    """Compare decoding with the device's bandwidth and FLOP rate.
+
+    Measures both, and the bytes and operations per token.
+    """
     output.require()
     import torch
 

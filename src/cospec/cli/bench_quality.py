@@ -34,7 +34,7 @@ def quality(
     seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds of a program's tests.")] = 10.0,
     memory_mb: Annotated[int, typer.Option(min=64, help="Most memory of a program's tests.")] = 1024,
 ) -> None:
-    """Complete every task greedily, check the answers, and print the accuracy with its interval.
+    """Measure the accuracy of answers, with its interval. Every task is completed greedily.
 
     Programs that the model writes run on this machine, in processes with limits of time and memory and without sockets.
     The limits are no security boundary.

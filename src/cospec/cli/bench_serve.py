@@ -127,7 +127,10 @@ def serve(
     ] = False,
     more: Annotated[list[str], typer.Argument(metavar="METRIC:MS", hidden=True)] = [],  # noqa: B006
 ) -> None:
-    """Measure any OpenAI-compatible server under load: cospec, vLLM, llama.cpp, TGI. --goodput takes several bounds."""
+    """Measure any OpenAI-compatible server under load.
+
+    Examples are cospec, vLLM, llama.cpp and TGI. --goodput takes several bounds.
+    """
     output.require()
     from cospec.bench import serve as load
     from cospec.bench.token_counter import TokenCounter

@@ -33,7 +33,7 @@ def doctor(
     kv_cache_dtype: options.KvCacheDtype = None,
     threads: options.Threads = None,
 ) -> None:
-    """Check the installation, the machine, the memory and the engine; list what is slow. Exit status 1 on a problem."""
+    """Check the installation, the memory and the engine. Lists what is slow. Exit status 1 on a problem."""
     from cospec.config import EngineConfig
 
     given = present(

@@ -107,7 +107,7 @@ InstructionSet = Annotated[
 Native = Annotated[
     str | None,
     typer.Option(
-        help="auto, or off: steps, acceptance methods, rollouts and the drafter pool run in Python.",
+        help="auto, or off: steps, acceptance methods, drafting and the drafter pool run in Python.",
         rich_help_panel=ENGINE,
     ),
 ]

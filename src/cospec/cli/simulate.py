@@ -25,7 +25,10 @@ def simulate(
         int | None, typer.Option(min=0, help="Seed of every random choice.", show_default="the scenario's")
     ] = None,
 ) -> None:
-    """Run the engine's scheduler, policies and execution modes with drawn acceptance and computed times."""
+    """Run the engine on a virtual clock, for a scenario.
+
+    Scheduler, policies and execution modes are the engine's; acceptance is drawn, and times are computed.
+    """
     from rich.console import Console
 
     from cospec.cli.options import present

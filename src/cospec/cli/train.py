@@ -12,8 +12,8 @@ from cospec.cli.output_paths import make_folder
 from cospec.errors import InvalidInput
 
 app = typer.Typer(
-    help="Train a family of models: tokenizer, target, drafters, variants, heads. An interrupted stage resumes if it "
-    "runs again with the same --out.",
+    help="Train a family: tokenizer, target, drafters, heads. An interrupted stage resumes if run again with "
+    "the same --out.",
     no_args_is_help=True,
 )
 
@@ -55,7 +55,7 @@ def target(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Train the target by next-token prediction, from random weights or from a family's weights with a new schedule."""
+    """Train the target by next-token prediction. With --from a family's weights get a new schedule."""
     from cospec.training.family import train_target
 
     _adopt(start, out, "target")
@@ -72,7 +72,7 @@ def drafter(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Distil the target into the drafter, from new weights or from a family's weights with a new schedule."""
+    """Distil the target into the drafter. With --from a family's weights get a new schedule."""
     from cospec.training.distill import train_drafter
 
     _adopt(start, out, "drafter")
@@ -90,7 +90,7 @@ def drafters(
         list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.", show_default="all")
     ] = None,
 ) -> None:
-    """Distil one specialist per domain from the target and the drafter. Resumes after an interruption."""
+    """Distil one specialist per domain. Resumes after an interruption."""
     from cospec.training.distill import train_specialists
 
     made = _recipe(recipe, None)
@@ -110,7 +110,7 @@ def variants(
         list[str] | None, typer.Option("--name", help="Only this variant; repeatable.", show_default="all")
     ] = None,
 ) -> None:
-    """Train the target on the recipe's other mixtures, as low-rank adapters."""
+    """Train adapters of the target on the recipe's other mixtures."""
     from cospec.training.family import train_variants
 
     made = _recipe(recipe, None)
@@ -124,7 +124,7 @@ def variants(
 def heads(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
 ) -> None:
-    """Train Medusa heads on the frozen target, and save the heads to --to. Resumes after an interruption."""
+    """Train Medusa heads on the frozen target. Saves the heads to --to. Resumes after an interruption."""
     from cospec.training.medusa_heads import train_heads
 
     made = _recipe(recipe, None)
@@ -145,7 +145,7 @@ def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> No
 
 @app.command()
 def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
-    """Measure losses, acceptance and samples; add the figures to the card of ``export``."""
+    """Measure losses, acceptance and samples. Adds the figures to the card of ``export``."""
     from cospec.training.export import measure
 
     card = measure(_recipe(recipe, None), _folder(out, "out"), to)
@@ -167,7 +167,9 @@ def everything(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, specialists, variants, heads, export, evaluate.
+    """Run every stage.
+
+    The order is tokenizer, target, drafter, specialists, variants, export, heads, evaluate.
 
     With --from, target and drafter start from a family's weights; later stages start from the beginning.
     """
