@@ -22,7 +22,7 @@ from cospec import LLM, SamplingParams
 from cospec.core.interfaces import Model
 from cospec.core.types import Speculation
 from cospec.ensemble.blends.adaptive import Adaptive, AdaptiveOptions
-from cospec.ensemble.calibration import ReferenceRows, calibrate, read_answers, score
+from cospec.ensemble.key_token_calibration import ReferenceRows, calibrate, read_answers, score
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
 

@@ -19,12 +19,12 @@ from cospec.config import EngineConfig, SpeculativeConfig, read_json
 from cospec.core.engine import Engine
 from cospec.core.types import Event, Request, Speculation
 from cospec.errors import EngineStopped, InvalidInput, words
+from cospec.ignored_vllm_options import without_vllm_options
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.text.prompt_inputs import Message, Prompt, conversations, each, read, text
 from cospec.text.tokenizer import TextTokenizer
-from cospec.vllm_options import without_vllm_options
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ DRAWING_MODULES = (
     "cospec.drafters.dynamic_tree.RandomStreams",
     "cospec.ensemble.proposer.RandomStreams",
     "cospec.drafters.pool.candidates.RandomStreams",
-    "cospec.drafters.pool.routing.selection.RandomStreams",
+    "cospec.drafters.pool.routing.routing.RandomStreams",
 )
 
 

@@ -18,7 +18,7 @@ from cospec.cli.output_paths import check_file, make_folder
 
 if TYPE_CHECKING:
     from cospec.bench.metrics import Selection
-    from cospec.bench.timing import Params, Prompt
+    from cospec.bench.request_record import Params, Prompt
 
 DATA = "Prompts"
 METRICS = "Metrics"
@@ -64,7 +64,7 @@ class DecodingFlags:
 
     def params(self, seed: int) -> Params:
         """Build the parameters that every system gets."""
-        from cospec.bench.timing import Params
+        from cospec.bench.request_record import Params
 
         return Params(max_tokens=self.output_len, temperature=self.temperature, seed=seed, ignore_eos=self.ignore_eos)
 

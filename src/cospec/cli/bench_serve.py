@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cospec.cli import bench_common as output
 from cospec.cli import bench_options as bench
-from cospec.cli import bench_output as output
 from cospec.cli.bench_options import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
     from cospec.bench.http_client import Endpoint
+    from cospec.bench.request_record import Prompt
     from cospec.bench.serve import Stage
-    from cospec.bench.timing import Prompt
     from cospec.simulation.arrivals import Arrivals
 
 SERVED = "Server"

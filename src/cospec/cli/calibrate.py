@@ -36,8 +36,8 @@ def calibrate(
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
-    from cospec.ensemble.calibration import calibrate as fit
-    from cospec.ensemble.calibration import read_answers
+    from cospec.ensemble.key_token_calibration import calibrate as fit
+    from cospec.ensemble.key_token_calibration import read_answers
     from cospec.llm import LLM
     from cospec.models.loading import load_model, resolve
     from cospec.native.library import use_instruction_set

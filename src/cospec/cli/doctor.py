@@ -63,7 +63,7 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
     Args:
         smoke: whether to run the smoke test.
     """
-    from cospec.cli import diagnosis
+    from cospec.cli import doctor_checks
     from cospec.errors import CospecError
 
     failed: list[str] = []
@@ -76,14 +76,14 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
             return None
 
     found: dict[str, Any] = {
-        "versions": diagnosis.versions(),
-        "machine": diagnosis.machine(),
-        "kernels": diagnosis.kernels(config.threads),
-        "memory": attempt(lambda: diagnosis.memory(config)),
-        "weight_cache": attempt(diagnosis.weight_cache),
-        "smoke_test": attempt(diagnosis.smoke_test) if smoke else None,
+        "versions": doctor_checks.versions(),
+        "machine": doctor_checks.machine(),
+        "kernels": doctor_checks.kernels(config.threads),
+        "memory": attempt(lambda: doctor_checks.memory(config)),
+        "weight_cache": attempt(doctor_checks.weight_cache),
+        "smoke_test": attempt(doctor_checks.smoke_test) if smoke else None,
     }
-    return {**found, "slow": diagnosis.slow(found), "problems": failed + diagnosis.problems(found)}
+    return {**found, "slow": doctor_checks.slow(found), "problems": failed + doctor_checks.problems(found)}
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from cospec.cluster.nodes.delayed_link import LINGER, DelayedLink
 from cospec.cluster.nodes.hub_options import check_address, zeromq
 from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.service import NodeService
-from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
+from cospec.cluster.nodes.wire import MAX_BYTES, NodeHeartbeat, NodeHello, NodeLeave
 from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
@@ -143,7 +143,7 @@ class DrafterNode:
         if now - self._spoken[socket] < BEAT_SECONDS or now < service.hello_at:
             return
         self._spoken[socket] = now
-        self._send(socket, service.encode(NodeBeat() if service.welcome else service.hello))
+        self._send(socket, service.encode(NodeHeartbeat() if service.welcome else service.hello))
 
     def _serve(self, socket: Any) -> None:
         """Handle all messages of a connection."""

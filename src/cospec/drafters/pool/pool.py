@@ -28,7 +28,7 @@ from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.explore import OutputEmbeddings
-from cospec.drafters.pool.routing.selection import Routing, Similarity
+from cospec.drafters.pool.routing.routing import Routing, Similarity
 from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
 from cospec.drafters.pool.whole_drafts import Outcome, OutcomeDrafts, WholeDrafts, start_outcomes
 from cospec.errors import InvalidInput

@@ -25,7 +25,7 @@ from cospec.drafters.pool.combiners.combiner import (
 from cospec.drafters.pool.combiners.fuse import Fusion
 from cospec.drafters.pool.lockstep import LockstepPath
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.selection import Feedback
+from cospec.drafters.pool.routing.routing import Feedback
 from cospec.drafters.pool.tree_builder import TreeBuilder
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
