@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from cospec.cli import bench_common as output
-from cospec.cli import bench_components as shape
 from cospec.cli import bench_options as bench
 from cospec.cli import options
+from cospec.cli.bench_accept import accept
 from cospec.cli.bench_options import grouped
 from cospec.cli.bench_quality import quality
 from cospec.cli.bench_record import record
+from cospec.cli.bench_roofline import roofline
 from cospec.cli.bench_serve import serve
 from cospec.cli.options import present
 from cospec.errors import InvalidInput
@@ -108,7 +109,7 @@ def compare(
         raise typer.Exit(1)
 
 
-app.command()(shape.accept)
+app.command()(accept)
 app.command()(quality)
 app.command()(record)
-app.command()(shape.roofline)
+app.command()(roofline)

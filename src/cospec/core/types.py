@@ -48,7 +48,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class DeclaredDistribution:
     """What the tokens of a request follow, as its responses declare.
 
     Attributes:
@@ -60,7 +60,7 @@ class Distribution:
     exact: bool = True
 
 
-TARGET = Distribution()
+TARGET = DeclaredDistribution()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Request:
     speculation: Speculation = Speculation()
     priority: int = 0  # smaller goes first
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
-    distribution: Distribution | None = None  # of its own ensemble; filled when the request is resolved
+    distribution: DeclaredDistribution | None = None  # of its own ensemble; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
     resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
 
@@ -395,4 +395,4 @@ class Event:
     stats: RequestStats | None = None
     error: str | None = None
     distribution: str = "target"
-    exact: bool = True  # see ``Distribution``
+    exact: bool = True  # see ``DeclaredDistribution``

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from cospec.core.rng import StreamKind, derive_seed
-from cospec.core.types import Distribution, Request, Speculation
+from cospec.core.types import DeclaredDistribution, Request, Speculation
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
@@ -117,7 +117,7 @@ class InputProcessor:
     max_depth: int
     drafts: bool = True
     may_choose: frozenset[str] = frozenset(("off", "length", "policy", "drafters", "acceptance_method"))
-    ensembles: Callable[[Mapping[str, Any]], Distribution] | None = None
+    ensembles: Callable[[Mapping[str, Any]], DeclaredDistribution] | None = None
     stream_kinds: frozenset[StreamKind] | None = None
     drafters: tuple[str, ...] | None = None
     sampled_method: str = "block"
@@ -172,7 +172,7 @@ class InputProcessor:
         learns = self.learns or (speculation.policy is not None and POLICIES.load(speculation.policy).learns)
         return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 
-    def _distribution(self, request: Request) -> Distribution | None:
+    def _distribution(self, request: Request) -> DeclaredDistribution | None:
         """Return the distribution of the request's own ensemble; None if the request sets no ensemble."""
         if request.ensemble is None:
             return None
