@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationParams:
     """The choices of one request for its drafts; None: as the engine is configured."""
 
     enabled: bool = True
@@ -74,7 +74,7 @@ class Request:
     arrival: float = 0.0  # seconds, monotonic clock
     parent: str = ""
     index: int = 0
-    speculation: Speculation = Speculation()
+    speculation: SpeculationParams = SpeculationParams()
     priority: int = 0  # smaller goes first
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: DeclaredDistribution | None = None  # of its own ensemble; filled when the request is resolved
