@@ -37,7 +37,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
-from cospec.drafters.interfaces import StartLogits
+from cospec.drafters.interfaces import NextLogits
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
@@ -99,7 +99,7 @@ class Slow(Drafter):
         with self._lasting(max([budget.depth for budget in budgets], default=0)):
             return self._drafter.propose(contexts, budgets)
 
-    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+    def next_logits(self, contexts: Sequence[DraftContext]) -> NextLogits:
         with self._lasting(1):
             return self._drafter.next_logits(contexts)
 

@@ -17,7 +17,7 @@ from benchmarks.common import DOMAINS, ROOT, mean_over_texts, write
 from cospec import LLM
 from cospec.core.interfaces import Blend, Model
 from cospec.ensemble.blends.registry import build_blend
-from cospec.ensemble.calibration import ReferenceRows, read_answers
+from cospec.ensemble.key_token_calibration import ReferenceRows, read_answers
 from cospec.models.loading import load_model
 
 SECOND = {"small": "zoo:drafter", "equal": "zoo:target-prose"}  # together with the zoo's target

@@ -20,9 +20,9 @@ from benchmarks.common import DOMAINS, ROOT, mean_over_texts, prompts
 from benchmarks.papers.sources import Found
 from cospec import LLM, SamplingParams
 from cospec.core.interfaces import Model
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.ensemble.blends.adaptive import Adaptive, AdaptiveOptions
-from cospec.ensemble.calibration import ReferenceRows, calibrate, read_answers, score
+from cospec.ensemble.key_token_calibration import ReferenceRows, calibrate, read_answers, score
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
 
@@ -93,7 +93,7 @@ def timed(
             for name in shuffled.permutation(list(systems)):
                 llm, ensemble = systems[str(name)]
                 started = time.perf_counter()
-                found = llm.generate(text, params, Speculation(acceptance_method="rejection"), ensemble)
+                found = llm.generate(text, params, SpeculationParams(acceptance_method="rejection"), ensemble)
                 if round >= 0:
                     seconds[str(name)][round, place] = time.perf_counter() - started
                     outputs[str(name)] += found

@@ -16,7 +16,7 @@ from benchmarks.papers.common import Section
 from benchmarks.papers.dsd_law import MODELS, answers
 from benchmarks.papers.sources import Found, Results, Source
 from cospec import LLM
-from cospec.ensemble.calibration import ReferenceRows, read_answers
+from cospec.ensemble.key_token_calibration import ReferenceRows, read_answers
 from cospec.models.loading import load_model
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cospec.machine import unsupported
 
 if TYPE_CHECKING:
-    from cospec.core.types import Speculation
+    from cospec.core.types import SpeculationParams
     from cospec.ensemble.blends.custom import register_blend
     from cospec.errors import CospecError, InvalidInput
     from cospec.llm import LLM
@@ -29,7 +29,7 @@ __all__ = [
     "InvalidInput",
     "RequestOutput",
     "SamplingParams",
-    "Speculation",
+    "SpeculationParams",
     "register_acceptance_method",
     "register_blend",
     "register_drafter",
@@ -44,7 +44,7 @@ _HOMES = {
     "CospecError": "cospec.errors",
     "InvalidInput": "cospec.errors",
     "SamplingParams": "cospec.sampling_params",
-    "Speculation": "cospec.core.types",
+    "SpeculationParams": "cospec.core.types",
     "register_acceptance_method": "cospec.registry",
     "register_blend": "cospec.ensemble.blends.custom",
     "register_drafter": "cospec.registry",

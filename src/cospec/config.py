@@ -184,9 +184,9 @@ class EngineConfig(Options):
             then has its original length; with a larger value all sequences have the long factors.
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.
-        kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
-            quarter of the free memory, at most 1 GiB on a CPU. On Linux a CPU's cache occupies its memory soon after
-            the start.
+        kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes
+            the rest of a GPU's share, or a quarter of a CPU's free memory, at most 1 GiB. On Linux a CPU's cache
+            occupies its memory soon after the start.
         weight_cache_bytes: bytes of packed weights that are kept on disk for later starts; 0 keeps none. None takes the
             environment variable ``COSPEC_WEIGHT_CACHE_BYTES``, or 32 GiB.
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
@@ -194,8 +194,8 @@ class EngineConfig(Options):
         linear_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
         attention_backend: ``auto`` is ``native`` if the kernels were built, else ``sdpa``. ``triton`` needs the extra
             ``triton``, and on a CPU ``TRITON_INTERPRET=1``.
-        native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
-            rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        native: ``off`` runs steps, acceptance methods, drafting and pools in Python. Kernels over rows of numbers stay:
+            products and attention follow ``linear_backend`` and ``attention_backend``.
         pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.
         tensor_parallel_size: processes that share the heads and columns of each layer.
         stage_hosts: the address on which each stage listens; one address serves all stages.

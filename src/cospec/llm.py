@@ -17,14 +17,14 @@ from typing import Any
 
 from cospec.config import EngineConfig, SpeculativeConfig, read_json
 from cospec.core.engine import Engine
-from cospec.core.types import Event, Request, Speculation
+from cospec.core.types import Event, Request, SpeculationParams
 from cospec.errors import EngineStopped, InvalidInput, words
+from cospec.ignored_vllm_options import without_vllm_options
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.text.prompt_inputs import Message, Prompt, conversations, each, read, text
 from cospec.text.tokenizer import TextTokenizer
-from cospec.vllm_options import without_vllm_options
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class LLM:
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
-        speculation: Speculation | Mapping[str, Any] | None = None,
+        speculation: SpeculationParams | Mapping[str, Any] | None = None,
         ensemble: Mapping[str, Any] | str | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = False,
@@ -143,7 +143,7 @@ class LLM:
             prompts: one prompt or several; each is a text, a list of token ids, ``{"prompt": text}`` or
                 ``{"prompt_token_ids": ids}``.
             sampling_params: one for all prompts, or one per prompt.
-            speculation: choices that differ from the loaded configuration; a mapping has the keys of ``Speculation``.
+            speculation: choices other than the loaded configuration; a mapping has the keys of ``SpeculationParams``.
             ensemble: a blend of the models other than the loaded blend, as an object or JSON text.
             use_tqdm: True shows a bar of finished outputs on stderr; a callable replaces ``tqdm``.
 
@@ -175,7 +175,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
-        speculation: Speculation | Mapping[str, Any] | None = None,
+        speculation: SpeculationParams | Mapping[str, Any] | None = None,
         ensemble: Mapping[str, Any] | str | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = False,
@@ -188,7 +188,7 @@ class LLM:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        speculation: Speculation | Mapping[str, Any] | None = None,
+        speculation: SpeculationParams | Mapping[str, Any] | None = None,
         ensemble: Mapping[str, Any] | str | None = None,
     ) -> Iterator[Event]:
         """Complete one prompt and yield its events as they arrive; closing the iterator aborts the request."""
@@ -281,10 +281,10 @@ def _ensemble(given: Any) -> Mapping[str, Any] | None:
     return ensemble
 
 
-def _choices(given: Any) -> Speculation:
-    if given is None or isinstance(given, Speculation):
-        return given or Speculation()
-    known = [field.name for field in fields(Speculation)]
+def _choices(given: Any) -> SpeculationParams:
+    if given is None or isinstance(given, SpeculationParams):
+        return given or SpeculationParams()
+    known = [field.name for field in fields(SpeculationParams)]
     if not isinstance(given, Mapping) or not set(given) <= set(known):
-        raise InvalidInput("speculation", given, "a Speculation or a mapping with the keys " + ", ".join(known))
-    return Speculation(**given)
+        raise InvalidInput("speculation", given, "SpeculationParams or a mapping with the keys " + ", ".join(known))
+    return SpeculationParams(**given)

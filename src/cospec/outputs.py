@@ -36,7 +36,7 @@ class RequestOutput:
 
     Attributes:
         distribution: the name of the distribution.
-        exact: see ``core.types.Distribution``.
+        exact: see ``core.types.DeclaredDistribution``.
     """
 
     request_id: str
@@ -76,7 +76,7 @@ class OutputBuilder:
 
     @property
     def exact(self) -> bool:
-        """Whether the tokens follow the distribution exactly, see ``core.types.Distribution``."""
+        """Whether the tokens follow the distribution exactly, see ``core.types.DeclaredDistribution``."""
         return self._events[-1].exact
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
     from cospec.core.plugin_base import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combiner import Combiner
-    from cospec.drafters.pool.routing.selection import Routing
+    from cospec.drafters.pool.routing.routing import Routing
     from cospec.models.attention.backend import AttentionBackend
     from cospec.models.weights.format import WeightFormat
     from cospec.runtime.drafter_executor import DrafterExecutor
@@ -256,7 +256,7 @@ ROUTINGS: PluginTable[type[Routing]] = PluginTable(
         "explore": "cospec.drafters.pool.routing.explore:Explore",
         "all": "cospec.drafters.pool.routing.all:AllDrafters",
     },
-    Declares("routing", "cospec.drafters.pool.routing.selection:Routing", named=True),
+    Declares("routing", "cospec.drafters.pool.routing.routing:Routing", named=True),
 )
 ACCEPTANCE_METHODS: PluginTable[type[AcceptanceMethod]] = PluginTable(
     "speculative_config.acceptance_method",

@@ -296,7 +296,7 @@ def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[
     forger = peer()
     assert isinstance(forger.say(forger.hello()), Welcome)
     answer = forger.say(forger.codec.encode(NodeDrafts(12345, [], 0.0)))
-    assert isinstance(answer, Refused) and "never asked" in answer.reason
+    assert isinstance(answer, Refused) and "never made" in answer.reason
     assert rows(hub, "quarantined") == 1
     assert forger.say(forger.hello()) is None, "quarantine lasts"
     replayer, codec = peer(), FrameCodec(ToNode)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cospec.bench.llama_cpp_system import LlamaCppSystem, load
-from cospec.bench.timing import Params, Prompt
+from cospec.bench.request_record import Params, Prompt
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_writer import write_gguf

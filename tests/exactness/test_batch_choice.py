@@ -14,7 +14,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
-from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
@@ -93,7 +93,7 @@ def engine(policy: Policy, method: str = "auto", size: int = 2) -> Engine:
 
 def distance_under(build: Callable[[], Engine], method: str) -> float:
     """Distance from the target's distribution, in a batch with another request."""
-    chosen = Speculation(acceptance_method=method)
+    chosen = SpeculationParams(acceptance_method=method)
     company = [Request("a", (1, 1, 0), SamplingParams(max_tokens=24), 1, speculation=chosen)]
     request = Request("z", (0, 1, 0), PARAMS, 99, arrival=1.0, speculation=chosen)
     found = enumerated_distribution_among(build, company, request, LENGTH)

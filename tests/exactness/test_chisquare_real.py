@@ -18,7 +18,7 @@ import cospec
 from cospec.acceptance.rejection import Rejection
 from cospec.core.engine import Engine
 from cospec.core.rng import RandomStreams
-from cospec.core.types import Draft, Request, Speculation, TargetProbs, VerifyResult
+from cospec.core.types import Draft, Request, SpeculationParams, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.runtime.drafter_process_executor import ProcessExecutor
@@ -205,7 +205,7 @@ def zoo_distribution(mixed: str, prompt: Sequence[int]) -> OutputDistribution:
 
 def zoo_outputs(llm: cospec.LLM, prompt: Sequence[int], acceptance_method: str) -> list[tuple[int, ...]]:
     # Of a length that is asked for: with so many requests the policy may draft too little for the control to be seen.
-    chosen = Speculation(acceptance_method=acceptance_method, length=3)
+    chosen = SpeculationParams(acceptance_method=acceptance_method, length=3)
     asked: list[Request] = [replace(request, speculation=chosen) for request in seeded(prompt, FEW, 400)]
     before = sum(llm.engine.metrics().draft_tokens.values())
     found = tokens_of(run_all(llm.engine, asked, check=False))

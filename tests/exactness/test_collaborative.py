@@ -15,7 +15,7 @@ import torch
 
 from cospec import register_blend
 from cospec.core.engine import Engine
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
@@ -174,7 +174,7 @@ def test_crowded_caches(proposal: str) -> None:
         engines.append(ensemble_engine(models, BLENDS["weighted"][1], proposal, 1, max_num_batched_tokens=12))
         return engines[-1]
 
-    chosen = Speculation(acceptance_method="rejection")
+    chosen = SpeculationParams(acceptance_method="rejection")
     company = [Request(f"a{n}", (n, 1, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, SamplingParams(max_tokens=4), 99, arrival=1.0, speculation=chosen)
     found = enumerated_distribution_among(build, company, request, 3)
@@ -197,7 +197,7 @@ IDENTITY = {
 def requests(params: SamplingParams, count: int, acceptance_method: str | None = None) -> list[Request]:
     """Prompts of different lengths, some of which begin alike."""
     prompts = [[(3 * n + i * i) % 6 if i > 5 else i for i in range(2 + 3 * n)] for n in range(count)]
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     return [make_request(f"r{n}", prompt, params, speculation=chosen) for n, prompt in enumerate(prompts)]
 
 

@@ -16,7 +16,7 @@ from cospec.acceptance.reference import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.types import Draft, Request, RequestState, Speculation, StepOutput, TargetProbs, VerifyResult
+from cospec.core.types import Draft, Request, RequestState, SpeculationParams, StepOutput, TargetProbs, VerifyResult
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import EnsembleDecoder
 from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
@@ -134,7 +134,7 @@ def test_a_cache_that_is_not_cut_back_is_seen() -> None:
 def sixteen_requests() -> list[Request]:
     """Requests with seeds of their own."""
     params = SamplingParams(max_tokens=40)
-    chosen = Speculation(acceptance_method="rejection")
+    chosen = SpeculationParams(acceptance_method="rejection")
     listed = [make_request(f"r{n}", (n % 3, 1), params, speculation=chosen) for n in range(16)]
     return [replace(request, seed=n) for n, request in enumerate(listed)]
 
@@ -186,7 +186,7 @@ def test_calls_are_as_many_as_the_theory_says(count: int, gammas: tuple[int, ...
     alphas = tuple(float(np.minimum(p, blend).sum()) for p in own)
     ensemble = {"method": "weighted", "weights": weights}
     params = SamplingParams(max_tokens=400)
-    chosen = Speculation(acceptance_method="rejection")
+    chosen = SpeculationParams(acceptance_method="rejection")
     listed = [replace(make_request(f"r{n}", (0,), params, speculation=chosen), seed=n) for n in range(16)]
     engine = ensemble_engine(models, ensemble, proposal, list(gammas), max_num_batched_tokens=4096)
     events = run_all(engine, listed, check=False)
@@ -202,7 +202,7 @@ def test_a_relaxed_target_takes_the_calls_of_the_theory(gamma: int) -> None:
     models = [with_pool(ToyModel(5, order=0, seed=n, sharpness=0.8), 4096) for n in (1, 2)]
     target, q = (torch.softmax(model.logits(()), -1).tolist() for model in models)
     alpha = sum(map(min, adaptive(0.1, 9.0, 1.0, 0.0)([target, q]), q))
-    chosen = Speculation(acceptance_method="rejection")
+    chosen = SpeculationParams(acceptance_method="rejection")
     listed = [make_request(f"r{n}", (0,), SamplingParams(max_tokens=400), speculation=chosen) for n in range(16)]
     engine = ensemble_engine(models, RELAXED, "naive", gamma, proposer=1, max_num_batched_tokens=4096)
     events = run_all(engine, [replace(request, seed=n) for n, request in enumerate(listed)], check=False)

@@ -75,7 +75,7 @@ def zoo() -> Iterator[cospec.LLM]:
 
 
 def written(llm: cospec.LLM, name: str, drafts: bool) -> list[tuple[int, ...]]:
-    outputs = llm.generate(PROMPTS, TEXTS[name], cospec.Speculation(enabled=drafts))
+    outputs = llm.generate(PROMPTS, TEXTS[name], cospec.SpeculationParams(enabled=drafts))
     assert not drafts or sum(each.stats.accepted for each in outputs) > 0
     return [each.outputs[0].token_ids for each in outputs]
 

@@ -18,7 +18,7 @@ import pytest
 
 from cospec.core.interfaces import ModeComponents
 from cospec.core.rng import Floats, RandomStreams, StreamKind, derive_seed, exponentials
-from cospec.core.types import Draft, Request, ScheduledRequest, Speculation
+from cospec.core.types import Draft, Request, ScheduledRequest, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import DraftBuffer
@@ -119,7 +119,7 @@ def windows(
 
 
 def _request(seed: int) -> Request:
-    chosen = Speculation(length=DEPTH)  # no policy decides by measured times
+    chosen = SpeculationParams(length=DEPTH)  # no policy decides by measured times
     return replace(make_request(f"r{seed}", PROMPT, PARAMS, speculation=chosen), seed=seed)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
@@ -168,7 +168,7 @@ def test_a_crowded_cache_keeps_the_distribution(acceptance_method: str, drafter:
         engines.append(engine)
         return engine
 
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     company = [Request(f"a{n}", (n, 2, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS["plain"], 99, arrival=1.0, speculation=chosen)
     found = enumerated_distribution_among(build, company, request, LENGTH)

@@ -11,7 +11,7 @@ import pytest
 from cospec.core.interfaces import ModeComponents
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import derive_seed
-from cospec.core.types import Draft, Request, ScheduledRequest, Speculation
+from cospec.core.types import Draft, Request, ScheduledRequest, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.execution.draft_ahead import DraftAhead
@@ -114,7 +114,7 @@ def strong(pages: int = 256) -> ToyModel:
 
 def requests(params: SamplingParams, acceptance_method: str | None = None) -> list[Request]:
     prompts = [[(3 * n + i * i) % VOCAB if i > 5 else i for i in range(2 + 3 * n)] for n in range(5)]
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params, chosen)]
 
 

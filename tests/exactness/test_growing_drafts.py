@@ -12,7 +12,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.types import BatchState, Draft, DraftBudget, Request, Speculation
+from cospec.core.types import BatchState, Draft, DraftBudget, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
@@ -87,7 +87,7 @@ def engine(policy: Growing, method: str) -> Engine:
 
 def distance_under(kind: type[Growing], method: str) -> tuple[float, Sequence[int]]:
     """Distance from the target's distribution, and the longest draft on each path."""
-    chosen = Speculation(acceptance_method=method)
+    chosen = SpeculationParams(acceptance_method=method)
     company = [Request("a", (1, 1, 0), SamplingParams(max_tokens=3), 1, speculation=chosen)]
     request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
     policies: list[Growing] = []

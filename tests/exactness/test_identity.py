@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Speculation
+from cospec.core.types import Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
@@ -50,7 +50,7 @@ def target(pages: int = 256, prefix_caching: bool = True) -> ToyModel:
 def requests(params: SamplingParams, count: int = 5, acceptance_method: str = "auto") -> list[Request]:
     """Prompts of different lengths, some of which begin alike."""
     prompts = [[(3 * n + i * i) % VOCAB if i > 5 else i for i in range(2 + 3 * n)] for n in range(count)]
-    chosen = Speculation(acceptance_method=None if acceptance_method == "auto" else acceptance_method)
+    chosen = SpeculationParams(acceptance_method=None if acceptance_method == "auto" else acceptance_method)
     return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params, chosen)]
 
 
@@ -154,7 +154,7 @@ def test_mixed_company() -> None:
     for number, name in enumerate(PARAMS):
         for request in requests(PARAMS[name], 2):
             id = f"{name}-{request.id}"
-            chosen = Speculation(enabled=number % 2 == 0, length=number)
+            chosen = SpeculationParams(enabled=number % 2 == 0, length=number)
             batch.append(Request(id, request.prompt, request.sampling, request.seed, parent=id, speculation=chosen))
             wanted[id] = plain(name)[request.id]
     assert tokens_of(run_all(engine, batch)) == wanted

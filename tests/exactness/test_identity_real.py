@@ -204,7 +204,7 @@ def test_the_zoo_writes_the_same_with_and_without_its_drafter(name: str, tempera
     params = SamplingParams(temperature=temperature, seed=1 if temperature else None, max_tokens=24)
     with zoo_of(options) as llm:
         drafted = llm.generate(TEXTS, params)
-        plain = llm.generate(TEXTS, params, cospec.Speculation(enabled=False))
+        plain = llm.generate(TEXTS, params, cospec.SpeculationParams(enabled=False))
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     accepted = {proposer for each in drafted for proposer, n in each.stats.accepted_by_drafter.items() if n}
     assert len(accepted) == (2 if name in BOTH_PROPOSE else 1)

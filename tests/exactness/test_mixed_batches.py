@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
 from cospec.native.native_request import EDITED, PROMPT_LOGPROBS, TREE
@@ -97,7 +97,7 @@ def test_all_kinds_at_once(folders: tuple[Path, Path]) -> None:
         for kind in ODD:
             like = odd(plain[number], kind, temperature=0.0 if (number + len(kind)) % 3 == 0 else 0.9)
             length = (number + len(kind)) % 4
-            choice = Speculation(acceptance_method=method, length=length, enabled=length > 0)
+            choice = SpeculationParams(acceptance_method=method, length=length, enabled=length > 0)
             asked.append(replace(like, id=f"{kind} {method}", speculation=choice, seed=7 * number + len(kind)))
     engine, steps = engine_of(folders, "block", 3, pages=900), readable(folders, "block", 3, pages=900)
     found = written(engine, asked)

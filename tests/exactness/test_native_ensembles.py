@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.ensemble.native_steps import LOGPROBS, SEVERAL_MODELS
 from cospec.native import library
 from cospec.native.native_request import EDITED
@@ -51,7 +51,7 @@ def texts(engine: Engine, asked: list[Request], gap: int = 0) -> dict[str, list[
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize(("acceptance_method", "k"), [("match", 1), ("rejection", 3), ("block", 4)])
 def test_native_steps_are_turns(folders: tuple[Path, Path], acceptance_method: str, k: int, shape: str) -> None:
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     asked = [replace(request, speculation=chosen) for request in requests(SHAPES[shape], streams=False)]
     for bound in (0.0, BOUND):
         ensemble = {**RELAXED, "max_divergence": bound}
@@ -84,7 +84,7 @@ def test_outputs_up_to_the_longest_context(folders: tuple[Path, Path]) -> None:
     params = replace(SHAPES["sampled"], max_tokens=None)
     prompts = [[(7 * n + i * i) % 64 for i in range(80 + 9 * n)] for n in range(3)]
     asked = [replace(make_request(f"r{n}", prompt, params), seed=n) for n, prompt in enumerate(prompts)]
-    asked = [replace(each, speculation=Speculation(acceptance_method="block")) for each in asked]
+    asked = [replace(each, speculation=SpeculationParams(acceptance_method="block")) for each in asked]
     native, turns = (pair_engine(folders, native=native) for native in ("auto", "off"))
     found = texts(native, asked)
     assert found == texts(turns, asked)
@@ -97,7 +97,7 @@ def test_blends_share_a_step(folders: tuple[Path, Path]) -> None:
     ensembles: list[dict[str, Any]] = [
         {}, {**RELAXED, "max_divergence": 0.02}, {"method": "single"}, {"method": "weighted", "lambda": 0.4}, {},
     ]  # fmt: skip
-    chosen = Speculation(acceptance_method="rejection")
+    chosen = SpeculationParams(acceptance_method="rejection")
     asked = [
         replace(request, speculation=chosen, ensemble=ensemble or None)
         for request, ensemble in zip(requests(SHAPES["sampled"], streams=False), ensembles, strict=True)
@@ -126,7 +126,7 @@ def distribution(folders: tuple[Path, Path]) -> OutputDistribution:
 def pairs_of_tokens(folders: tuple[Path, Path], acceptance_method: str, k: int, bound: float) -> list[tuple[int, ...]]:
     """The first two tokens of many outputs; the second follows a draft of ``k`` tokens or the whole of one."""
     engine = pair_engine(folders, {**RELAXED, "max_divergence": bound}, k, max_num_seqs=40)
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     asked = [replace(request, speculation=chosen) for request in seeded(PROMPT, PARAMS, 1600)]
     return [tokens[:2] for tokens in tokens_of(run_all(engine, asked, check=False)).values()]
 

@@ -12,7 +12,7 @@ import pytest
 
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftBudget, DraftContext, Request, Speculation
+from cospec.core.types import DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
@@ -88,13 +88,15 @@ def test_each_request_has_its_own_drafter_in_one_call(folders: tuple[Path, Path]
 def test_drafts_of_different_lengths(folders: tuple[Path, Path]) -> None:
     """The longest draft of one drafter is shorter than that of another."""
     asked = [
-        replace(each, speculation=Speculation(length=1 if n % 2 else K, drafters=("near" if n % 2 else "itself",)))
+        replace(
+            each, speculation=SpeculationParams(length=1 if n % 2 else K, drafters=("near" if n % 2 else "itself",))
+        )
         for n, each in enumerate(uneven(requests(SHAPES["greedy"], streams=True), K))
     ]
     made, plain = engine(folders, pool(folders)), llama_engine(load(folders[0]), None, k=0)
     noted = calls(made)
     found = written(made, asked)
-    assert tokens(found) == tokens(written(plain, [replace(each, speculation=Speculation()) for each in asked]))
+    assert tokens(found) == tokens(written(plain, [replace(each, speculation=SpeculationParams()) for each in asked]))
     assert max(steps for _, steps in noted) > 1
 
 

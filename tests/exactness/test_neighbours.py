@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cospec.core.engine import Engine
 from cospec.core.model_io import TokenBatch
-from cospec.core.types import Event, FinishReason, Request, Speculation
+from cospec.core.types import Event, FinishReason, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -98,7 +98,7 @@ def neighbours() -> list[Request]:
             f"neighbour{n}",
             PROMPTS[n % 3],
             SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=n),
-            speculation=Speculation(acceptance_method=acceptance_method),
+            speculation=SpeculationParams(acceptance_method=acceptance_method),
         )
         for n, (acceptance_method, temperature) in enumerate(shapes)
     ]
@@ -142,7 +142,7 @@ def test_extreme_parameters_change_no_neighbours_tokens(
             f"odd{n}-{acceptance_method}",
             (0, 1, 0, 1),
             params,
-            speculation=Speculation(acceptance_method=acceptance_method, length=length),
+            speculation=SpeculationParams(acceptance_method=acceptance_method, length=length),
         )
         for n, params in enumerate(several)
         for acceptance_method in ACCEPTANCE_METHODS
@@ -168,7 +168,9 @@ class Huge(Single):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_infinite_logits_end_one_request(acceptance_method: str, temperature: float, kernels: bool) -> None:
     params = SamplingParams(max_tokens=6, repetition_penalty=0.01, temperature=temperature, logprobs=1, seed=1)
-    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method))
+    odd = make_request(
+        "odd", (4, 0, 1, 2, 3, 4), params, speculation=SpeculationParams(acceptance_method=acceptance_method)
+    )
     native = "auto" if kernels else "off"
     for drafter in (ModelDrafter(Huge(1)), ModelDrafter(Single(3)), None):
         engine = toy_engine(Huge(1), drafter, k=4, native=native)
@@ -214,7 +216,7 @@ def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) ->
     """Through the loop that the server talks to, where an error without a name used to end every live request."""
     params = SamplingParams(max_tokens=6, repetition_penalty=0.01, logprobs=1, seed=1)
     odd = make_request(
-        "odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method, length=4)
+        "odd", (4, 0, 1, 2, 3, 4), params, speculation=SpeculationParams(acceptance_method=acceptance_method, length=4)
     )
     drafter = ModelDrafter(Single(3))
     alone = tokens(run(toy_engine(Huge(1), drafter, k=4, native="off"), neighbours()))
@@ -272,7 +274,10 @@ def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -
     acceptance_method = part if part in ACCEPTANCE_METHODS else "rejection"
     params = SamplingParams(max_tokens=20, min_tokens=2, stop_token_ids=(4,), logprobs=3, seed=5)
     odd = make_request(
-        "odd", (0, 1, 0), replace(params, temperature=1.5), speculation=Speculation(acceptance_method=acceptance_method)
+        "odd",
+        (0, 1, 0),
+        replace(params, temperature=1.5),
+        speculation=SpeculationParams(acceptance_method=acceptance_method),
     )
     others = [request for request in neighbours() if request.speculation.acceptance_method != acceptance_method]
     alone = tokens(run(build(), others))

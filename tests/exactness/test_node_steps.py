@@ -9,7 +9,7 @@ import pytest
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
-from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Speculation
+from cospec.core.types import Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -40,7 +40,9 @@ def stepping(fault: Fault, combiner: str = "mix", vocab_size: int = V) -> PoolDr
 def error(pool: Callable[[], Drafter], acceptance_method: str, length: int = 3, k: int = 2) -> float:
     """Total variation between the enumerated distribution of a request's first tokens and the target's."""
     target = ToyModel(V, order=2, seed=1)
-    watched = Request("r", PROMPT, PLAIN, 5, parent="r", speculation=Speculation(acceptance_method=acceptance_method))
+    watched = Request(
+        "r", PROMPT, PLAIN, 5, parent="r", speculation=SpeculationParams(acceptance_method=acceptance_method)
+    )
 
     def run(trace: BranchTrace) -> tuple[int, ...]:
         def draws(seed: int, base: int) -> RandomStreams | BranchingRandom:

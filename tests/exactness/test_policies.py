@@ -20,7 +20,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
-from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Off
@@ -69,7 +69,7 @@ def watched(policy: Policy, acceptance_method: str) -> Engine:
 
 def distance_under(build: Callable[[], Engine], acceptance_method: str, company_size: int = 2) -> float:
     """Total variation from the target distribution; earlier requests teach the policy."""
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     company = [
         Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(company_size)
     ]
@@ -230,7 +230,7 @@ def test_a_choice_that_depends_on_what_was_drawn_ahead_is_caught(name: str) -> N
 def test_every_request_its_own_policy(kind: str) -> None:
     names = [None, *POLICIES]
     requests = [
-        make_request(f"r{n}", (n % 5, 1, 2), KINDS[kind], speculation=Speculation(policy=names[n % len(names)]))
+        make_request(f"r{n}", (n % 5, 1, 2), KINDS[kind], speculation=SpeculationParams(policy=names[n % len(names)]))
         for n in range(PLAYERS)
     ]
     plain = tokens_of(run_all(toy_engine(target(6), None), requests))

@@ -19,7 +19,7 @@ import pytest
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
@@ -67,7 +67,12 @@ def error(
     """Total variation between a request's distribution and the target's; a seeded request runs at the same time."""
     other = make_request("other", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
     watched = Request(
-        "watched", PROMPT, params, 5, parent="watched", speculation=Speculation(acceptance_method=acceptance_method)
+        "watched",
+        PROMPT,
+        params,
+        5,
+        parent="watched",
+        speculation=SpeculationParams(acceptance_method=acceptance_method),
     )
 
     def run(trace: BranchTrace) -> tuple[int, ...]:
@@ -132,7 +137,7 @@ def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, acce
         InvalidInput, match=f"speculation.acceptance_method is '{acceptance_method}', which needs the distribution"
     ):
         pool_engine(target(3), pool).add(
-            make_request("r", PROMPT, PLAIN, speculation=Speculation(acceptance_method=acceptance_method))
+            make_request("r", PROMPT, PLAIN, speculation=SpeculationParams(acceptance_method=acceptance_method))
         )
     with pytest.raises(InvalidInput, match=r"speculative_config\.acceptance_method"):
         pool_engine(target(3), pool, acceptance_method)

@@ -133,6 +133,6 @@ def test_the_zoo(combiner: str) -> None:
         SamplingParams(temperature=0.8, seed=1, max_tokens=24),
     ):
         drafted = llm.generate(prompts, params)
-        plain = llm.generate(prompts, params, cospec.Speculation(enabled=False))
+        plain = llm.generate(prompts, params, cospec.SpeculationParams(enabled=False))
         assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
         assert sum(each.stats.accepted for each in drafted) > 0

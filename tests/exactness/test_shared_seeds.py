@@ -16,7 +16,7 @@ import pytest
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
@@ -95,7 +95,7 @@ def distribution_of_last(
                 found = tokens_of(
                     run_all(
                         engine,
-                        [replace(request, speculation=Speculation(acceptance_method=acceptance_method))],
+                        [replace(request, speculation=SpeculationParams(acceptance_method=acceptance_method))],
                         check=False,
                     )
                 )
@@ -176,7 +176,7 @@ def test_an_untrusted_drafter_cannot_derive_the_seed() -> None:
 
     def seeds(drafter: Drafter, acceptance_method: str) -> set[int]:
         resolve = toy_engine(ToyModel(3, order=2, seed=1), drafter).parts.input_processor.resolve
-        chosen = Speculation(acceptance_method=acceptance_method)
+        chosen = SpeculationParams(acceptance_method=acceptance_method)
         return {resolve(replace(FIRST, speculation=chosen), number).seed for number in range(3)}
 
     assert len(seeds(HostileDrafter(True), "block")) == 1
@@ -196,7 +196,9 @@ def without_numbers() -> Any:
 def test_where_nothing_learns_a_repetition_is_the_same_draw(drafter: Drafter, repeats: bool) -> None:
     engine = toy_engine(ToyModel(3, order=2, seed=1), drafter, "rejection", k=2)
     request = replace(
-        FIRST, sampling=replace(FIRST.sampling, max_tokens=40), speculation=Speculation(acceptance_method="rejection")
+        FIRST,
+        sampling=replace(FIRST.sampling, max_tokens=40),
+        speculation=SpeculationParams(acceptance_method="rejection"),
     )
     written = [tokens_of(run_all(engine, [request]))["first"] for _ in range(2)]
     assert (written[0] == written[1]) is repeats
@@ -209,7 +211,7 @@ def test_a_request_that_is_made_again_alone_writes_the_same(acceptance_method: s
     changes: list[dict[str, Any]] = [{}, {}, {"logprobs": 2}, {"max_tokens": 60}, {"stop": ()}]
     for more in changes:
         params = SamplingParams(**{"max_tokens": 40, "seed": 7, **more})
-        request = replace(FIRST, sampling=params, speculation=Speculation(acceptance_method=acceptance_method))
+        request = replace(FIRST, sampling=params, speculation=SpeculationParams(acceptance_method=acceptance_method))
         engine = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter(), acceptance_method, k=2)
         found.append(tokens_of(run_all(engine, [request]))["first"][:30])
     assert len(set(found)) == 1
@@ -220,7 +222,7 @@ def test_which_requests_have_numbers_of_their_own() -> None:
     resolve = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter()).parts.input_processor.resolve
 
     def seed(request: Request, **chosen: Any) -> int:
-        return resolve(replace(request, speculation=Speculation(**chosen))).seed
+        return resolve(replace(request, speculation=SpeculationParams(**chosen))).seed
 
     seeds = {seed(request, acceptance_method="block") for request in (FIRST, OTHER_PROMPT, OTHER_TEMPERATURE)}
     seeds |= {seed(FIRST, acceptance_method="rejection"), seed(FIRST, acceptance_method="block", length=2)}

@@ -36,7 +36,7 @@ COUNTS = dict(zip(MODES, (2, 4, 2, 4), strict=True))  # steps in flight; toys tr
 def test_the_zoo_writes_the_same(method: str) -> None:
     speculative = {**METHODS[method], "num_speculative_tokens": 3, "drafter_executor": "thread"}
     llm = cospec.LLM("zoo", speculative, dtype="float32", max_num_seqs=6, kv_cache_memory_bytes=64 << 20, threads=1)
-    plain = cospec.Speculation(enabled=False)
+    plain = cospec.SpeculationParams(enabled=False)
     wanted = [[each.outputs[0].token_ids for each in llm.generate(PROMPTS, params, plain)] for params in PARAMS]
     engine, components = llm.engine, llm.engine.execution_mode.components
     for execution_mode, cls in MODES.items():

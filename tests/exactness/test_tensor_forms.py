@@ -18,7 +18,7 @@ from cospec.acceptance.tensor import verify as tensor
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats
-from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, Speculation, VerifyResult
+from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, SpeculationParams, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
@@ -68,7 +68,7 @@ def outputs(
     engine = toy_engine(model, drafter, method, 3, max_nodes=6)
     requests = [make_requests(f"r{n}", (0, n % 5), params)[0] for n in range(12)]
     for number in range(formless):
-        requests[number] = replace(requests[number], speculation=Speculation(acceptance_method="formless"))
+        requests[number] = replace(requests[number], speculation=SpeculationParams(acceptance_method="formless"))
     return tokens_of(run_all(engine, [replace(each, seed=n) for n, each in enumerate(requests)]))
 
 

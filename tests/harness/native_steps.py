@@ -9,7 +9,7 @@ from typing import Any
 
 from cospec.core.engine import Engine
 from cospec.core.stats import StepTimes
-from cospec.core.types import Draft, Event, Request, ScheduledRequest, SchedulerOutput, Speculation, StepOutput
+from cospec.core.types import Draft, Event, Request, ScheduledRequest, SchedulerOutput, SpeculationParams, StepOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.native.library import PLAIN, NativeBlend
 from cospec.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ def requests(params: SamplingParams, streams: bool) -> list[Request]:
 def uneven(asked: list[Request], longest: int) -> list[Request]:
     """With drafts of different lengths, for some of them none."""
     return [
-        replace(request, speculation=Speculation(length=n % (longest + 1), enabled=n != 3))
+        replace(request, speculation=SpeculationParams(length=n % (longest + 1), enabled=n != 3))
         for n, request in enumerate(asked)
     ]
 

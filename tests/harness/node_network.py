@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cospec.cluster.nodes.node_calls import PendingCall
 from cospec.cluster.nodes.node_session import NodeSession
-from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeAnswer, NodeHello, ToVerifier, Welcome
 from cospec.core.plugin_base import Drafter
@@ -55,9 +55,9 @@ def context(id: str, tokens: Sequence[int], assumed: int = 0, sampling: Sampling
     return DraftContext(id, list(tokens), 1, sampling, 7, StreamKind.TARGET, assumed)
 
 
-def drafts_of(question: PendingQuestion) -> list[Draft]:
+def drafts_of(call: PendingCall) -> list[Draft]:
     """The drafts that arrived."""
-    return list((question.found or {}).values())
+    return list((call.found or {}).values())
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Network:
         self.service.handle(FrameCodec(ToVerifier).encode(Welcome()))
         assert self.service.welcome
 
-    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> PendingQuestion:
+    def ask(self, contexts: Sequence[DraftContext], depth: int = 3) -> PendingCall:
         """Ask for chains; the frame waits in ``to_node``."""
-        question, frame = self.link.ask(contexts, [DraftBudget(depth, depth)] * len(contexts))
+        call, frame = self.link.ask(contexts, [DraftBudget(depth, depth)] * len(contexts))
         self.to_node.append(frame)
-        return question
+        return call
 
     def reach_node(self, place: int = 0) -> None:
         """Deliver a frame to the node."""
@@ -122,7 +122,7 @@ class NetworkExecutor:
     """Makes the calls of a drafter at the other end of the protocol.
 
     Args:
-        fault: carries the messages of each question; gets the first context of the question.
+        fault: carries the messages of each call; gets the first context of the call.
     """
 
     parallel, busy, load, present = True, 0.0, 0.0, True
@@ -143,16 +143,16 @@ class NetworkExecutor:
                 self.network.to_node.append(frame)
             return FinishedFuture(None)
         self.network.now += 1.0
-        asks: dict[str, Callable[..., tuple[PendingQuestion, bytes]]] = {
+        asks: dict[str, Callable[..., tuple[PendingCall, bytes]]] = {
             "propose": link.ask,
             "candidates": link.ask_steps,
             "score_known_tokens": link.ask_scores,
         }
-        question, frame = asks[method](*args)
+        call, frame = asks[method](*args)
         self.network.to_node.append(frame)
         self._fault(args[0][0], self.network)
         assert not link.quarantine
-        found = question.found or {}
+        found = call.found or {}
         self.answers += len(found)
         return FinishedFuture(list(found.values()) if method == "propose" else found)
 
@@ -166,7 +166,7 @@ def away(drafter: Drafter, vocab_size: int, fault: Fault = settle) -> tuple[Draf
 
 
 def every_fault(context: DraftContext, network: Network) -> None:
-    """Another fault after each sequence of tokens: none, a lost question, a lost answer, repetition, a late answer."""
+    """Another fault after each sequence of tokens: none, a lost call, a lost answer, repetition, a late answer."""
     kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
     if kind == 1:
         network.to_node.pop()

@@ -19,7 +19,7 @@ from cospec.core.engine import Engine
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
-from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
@@ -174,7 +174,7 @@ class Case:
 
     def requests(self, count: int, prefix: str, length: int) -> list[Request]:
         """Requests with fixed random numbers."""
-        chosen, params = Speculation(acceptance_method=self.acceptance_method), SamplingParams(max_tokens=length)
+        chosen, params = SpeculationParams(acceptance_method=self.acceptance_method), SamplingParams(max_tokens=length)
         return [Request(f"{prefix}{n}", (n % 2, 1, START), params, n, speculation=chosen) for n in range(count)]
 
     def taught(self, cls: type[Noted]) -> tuple[Noted, list[float]]:
@@ -186,7 +186,7 @@ class Case:
 
     def distribution(self, build: Callable[[], Engine]) -> OutputDistribution:
         """Of the first tokens of a request in the company of others."""
-        chosen = Speculation(acceptance_method=self.acceptance_method)
+        chosen = SpeculationParams(acceptance_method=self.acceptance_method)
         request = Request(WATCHED, PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
         return enumerated_distribution_among(build, self.requests(self.company_size, "a", 24), request, LENGTH)
 

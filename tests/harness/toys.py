@@ -13,7 +13,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, derive_seed
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request, Speculation
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request, SpeculationParams
 from cospec.core.verifier import TargetVerifier
 from cospec.models.block_manager import BlockPool
 from cospec.models.toy import EMPTY, ToyModel
@@ -27,7 +27,7 @@ DRAWING_MODULES = (
     "cospec.drafters.dynamic_tree.RandomStreams",
     "cospec.ensemble.proposer.RandomStreams",
     "cospec.drafters.pool.candidates.RandomStreams",
-    "cospec.drafters.pool.routing.selection.RandomStreams",
+    "cospec.drafters.pool.routing.routing.RandomStreams",
 )
 
 
@@ -122,7 +122,9 @@ def enumerated_distribution(
                 traces[seed] = BranchTrace(waiting.pop())
                 outputs[str(seed)] = ()
                 acceptance_method = engine.parts.input_processor.acceptance_method
-                chosen = Speculation(acceptance_method=acceptance_method if acceptance_method != "auto" else "block")
+                chosen = SpeculationParams(
+                    acceptance_method=acceptance_method if acceptance_method != "auto" else "block"
+                )
                 engine.add(Request(str(seed), tuple(prompt), params, seed, parent=str(seed), speculation=chosen))
             for event in engine.step():
                 outputs[event.id] += event.tokens

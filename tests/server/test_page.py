@@ -22,7 +22,6 @@ from cospec.registry import DRAFTERS, POLICIES, PluginTable
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server import responses
 from cospec.server.app import create_app
-from cospec.server.fields import BOOKKEEPING, REFUSED
 from cospec.server.metrics import POLICY, ServerMetrics
 from cospec.server.schemas import (
     ChatBody,
@@ -33,6 +32,7 @@ from cospec.server.schemas import (
 )
 from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
+from cospec.server.unknown_fields import BOOKKEEPING, REFUSED
 from cospec.text.tokenizer import TextTokenizer
 from server.served import Served
 from server.test_real_engine import needs_zoo

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import EngineStopped, InvalidInput
 from cospec.llm import LLM
@@ -165,14 +165,14 @@ def test_closing_ends_the_threads_of_models_that_score_at_once() -> None:
 
 
 def test_speculation_of_one_call() -> None:
-    (plain,) = llm().generate([0, 1], SEEDED, Speculation(enabled=False))
-    (drafted,) = llm().generate([0, 1], SEEDED, Speculation(length=5))
+    (plain,) = llm().generate([0, 1], SEEDED, SpeculationParams(enabled=False))
+    (drafted,) = llm().generate([0, 1], SEEDED, SpeculationParams(length=5))
     assert plain.outputs[0].token_ids == drafted.outputs[0].token_ids
     assert (plain.stats.drafted, drafted.stats.drafted > 0) == (0, True)
     with pytest.raises(InvalidInput, match=r"speculation.length is 65"):
-        llm().generate([0, 1], SEEDED, Speculation(length=65))
+        llm().generate([0, 1], SEEDED, SpeculationParams(length=65))
     with pytest.raises(InvalidInput, match=r"speculation.acceptance_method is 'none'.*auto"):
-        llm().generate([0, 1], SEEDED, Speculation(acceptance_method="none"))
+        llm().generate([0, 1], SEEDED, SpeculationParams(acceptance_method="none"))
 
 
 def test_prompts_parameters_and_speculation_in_other_shapes() -> None:

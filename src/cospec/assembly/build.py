@@ -27,7 +27,7 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.engine_summary import drafting, summarize
-from cospec.models.cache_population import CachePopulation
+from cospec.models.cache_prefault import CachePrefault
 from cospec.models.checkpoint import in_zoo, read_object
 from cospec.models.kv_cache import CACHES
 from cospec.models.loading import (
@@ -81,7 +81,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
         log.info("%s", line)
-    population = CachePopulation(CACHES)  # after the measurements of the start, which the thread would disturb
+    population = CachePrefault(CACHES)  # after the measurements of the start, which the thread would disturb
     return replace(parts, closers=(population.stop, *parts.closers))
 
 

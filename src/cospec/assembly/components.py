@@ -26,7 +26,7 @@ from cospec.core.interfaces import (
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import Distribution, DrafterCapabilities
+from cospec.core.types import DeclaredDistribution, DrafterCapabilities
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.text.input_processor import InputProcessor
 
@@ -107,10 +107,10 @@ class Verification:
     verifier: Verifier
     pages: BlockManager
     max_len: int
-    distribution: Distribution
+    distribution: DeclaredDistribution
     acceptance_methods: AcceptanceMethods
     text: TextInfo = TextInfo()
-    check_ensemble: Callable[[Mapping[str, Any]], Distribution] | None = None
+    check_ensemble: Callable[[Mapping[str, Any]], DeclaredDistribution] | None = None
     models: tuple[Model, ...] = ()
 
     def limits(self, config: EngineConfig) -> SchedulerLimits:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cospec.bench.recording_engine import PolicyRecorder, recorded_engine
-from cospec.bench.timing import Prompt
+from cospec.bench.request_record import Prompt
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.types import Commit

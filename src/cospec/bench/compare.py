@@ -20,9 +20,9 @@ import numpy as np
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.metrics import Latency, Selection, latency, values
 from cospec.bench.paired_ratios import Ratio, paired_ratio
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.results import figures
 from cospec.bench.systems import System
-from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter
 
 COSTS = ("time_per_token", "ttft", "tpot", "e2el")

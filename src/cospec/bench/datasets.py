@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cospec.bench.timing import Prompt
+from cospec.bench.request_record import Prompt
 from cospec.errors import InvalidInput, words
 
 FORMATS = "Spec-Bench, HumanEval, GSM8K, ShareGPT, or plain lines with prompt or turns"

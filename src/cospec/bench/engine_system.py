@@ -11,7 +11,7 @@ from typing import Any
 
 from cospec.assembly.build import build_engine
 from cospec.bench.counters import SpeculationCounters, from_engine
-from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.bench.request_record import Chunk, Params, Prompt, Timing
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.types import Event, Request

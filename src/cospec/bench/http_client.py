@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from cospec.bench.counters import LoadSample, from_prometheus
-from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.bench.request_record import Chunk, Params, Prompt, Timing
 from cospec.errors import InvalidInput, words
 
 CONNECT_SECONDS = 10.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.bench.metrics import Selection
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.results import figures
 from cospec.bench.systems import System
-from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter
 
 

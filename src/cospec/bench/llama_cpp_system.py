@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from cospec.bench.counters import SpeculationCounters
-from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.transformers_systems import Written, chunks_of
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.checkpoint import resolve

@@ -12,7 +12,7 @@ import httpx
 
 from cospec.bench.counters import LoadSample
 from cospec.bench.http_client import UNREACHABLE, Endpoint, StreamClock, complete, read_load
-from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.request_record import Params, Prompt, Timing
 
 OUTAGE = 3  # consecutive refused connections after which the run stops
 SAMPLE_SECONDS = 1.0  # between reads of the server's metrics

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cospec.bench.timing import Chunk, Timing
+from cospec.bench.request_record import Chunk, Timing
 from cospec.errors import InvalidInput
 from cospec.metrics.engine import price_per_million
 

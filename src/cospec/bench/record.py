@@ -13,7 +13,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.known_token_scores import token_probabilities
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import top_candidates
-from cospec.ensemble.calibration import score
+from cospec.ensemble.key_token_calibration import score
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.recorded_drafts import Floats, Ints, RecordedRequest, Recording, requests_of
 

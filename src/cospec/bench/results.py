@@ -9,7 +9,7 @@ from typing import Any
 
 from cospec.bench.counters import LoadSample, SpeculationCounters
 from cospec.bench.metrics import Selection, latency, summarise
-from cospec.bench.timing import Timing
+from cospec.bench.request_record import Timing
 
 SUMMED = ("target_calls", "drafts", "drafted", "accepted", "rejections")
 

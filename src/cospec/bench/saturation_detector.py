@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cospec.bench.timing import Timing
+from cospec.bench.request_record import Timing
 
 MIN_REQUESTS = 12  # requests; fewer are not significant
 SIGNIFICANT = 0.01

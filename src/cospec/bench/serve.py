@@ -14,9 +14,9 @@ import httpx
 from cospec.bench.http_client import Endpoint, StreamClock, complete, probe
 from cospec.bench.load_generator import Generator, LoadRecord
 from cospec.bench.metrics import Selection
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.results import by_load, detailed, figures
 from cospec.bench.saturation_detector import detect
-from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput, words
 from cospec.simulation.arrivals import Arrivals

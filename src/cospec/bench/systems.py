@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cospec.bench.counters import SpeculationCounters
-from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.config import read_json
 from cospec.errors import InvalidInput
 from cospec.registry import Declares, PluginTable

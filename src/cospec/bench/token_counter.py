@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from cospec.bench.timing import Prompt, Timing
+from cospec.bench.request_record import Prompt, Timing
 
 
 class TokenCounter:

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from cospec.bench.counters import SpeculationCounters
-from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.bench.request_record import Chunk, Params, Prompt, Timing
 from cospec.models.hf_loading import hf_config, hf_model
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.linear import weight_of

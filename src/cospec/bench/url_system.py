@@ -11,7 +11,7 @@ from pydantic import Field
 
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.http_client import Endpoint, StreamClock, complete, probe, read_load
-from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.plugin_options import Options, parse
 
 

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from cospec.cli import bench_components as shape
+from cospec.cli import bench_common as output
 from cospec.cli import bench_options as bench
-from cospec.cli import bench_output as output
 from cospec.cli import options
+from cospec.cli.bench_accept import accept
 from cospec.cli.bench_options import grouped
 from cospec.cli.bench_quality import quality
 from cospec.cli.bench_record import record
+from cospec.cli.bench_roofline import roofline
 from cospec.cli.bench_serve import serve
 from cospec.cli.options import present
 from cospec.errors import InvalidInput
@@ -34,7 +35,7 @@ def latency(
     num_iters: Annotated[int, typer.Option(min=1, help="Counted batches of each size.")] = 5,
     num_iters_warmup: Annotated[int, typer.Option(min=0, help="Uncounted batches before the counted ones.")] = 1,
 ) -> None:
-    """Time one engine in this process at fixed batch sizes, without server and arrivals."""
+    """Time one engine in this process at fixed batch sizes."""
     output.require()
     from cospec.bench.engine_system import EngineSystem
     from cospec.bench.latency import Batches, Bench
@@ -75,7 +76,7 @@ def compare(
     repetitions: Annotated[int, typer.Option(min=1, help="Turns of every batch.")] = 3,
     num_warmups: Annotated[int, typer.Option(min=0, help="Batches of each system before the first turn.")] = 1,
 ) -> None:
-    """Alternate systems over the same prompts in one run; report paired ratios with intervals."""
+    """Compare systems in turns. The systems get the same prompts; ratios are paired, with intervals."""
     output.require()
     from cospec.bench import compare as comparing
     from cospec.bench.systems import SystemSpec, as_json
@@ -108,7 +109,7 @@ def compare(
         raise typer.Exit(1)
 
 
-app.command()(shape.accept)
+app.command()(accept)
 app.command()(quality)
 app.command()(record)
-app.command()(shape.roofline)
+app.command()(roofline)

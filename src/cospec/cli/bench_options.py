@@ -18,7 +18,7 @@ from cospec.cli.output_paths import check_file, make_folder
 
 if TYPE_CHECKING:
     from cospec.bench.metrics import Selection
-    from cospec.bench.timing import Params, Prompt
+    from cospec.bench.request_record import Params, Prompt
 
 DATA = "Prompts"
 METRICS = "Metrics"
@@ -64,7 +64,7 @@ class DecodingFlags:
 
     def params(self, seed: int) -> Params:
         """Build the parameters that every system gets."""
-        from cospec.bench.timing import Params
+        from cospec.bench.request_record import Params
 
         return Params(max_tokens=self.output_len, temperature=self.temperature, seed=seed, ignore_eos=self.ignore_eos)
 
@@ -104,8 +104,9 @@ class MetricFlags:
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Tokenizer that counts tokens: folder, zoo or hub name, or none.",
+            help="Tokenizer that counts tokens: folder, zoo or hub name; none takes the counts of each system.",
             rich_help_panel=METRICS,
+            show_default="the model's",
         ),
     ] = None
     percentile_metrics: Annotated[
@@ -144,7 +145,9 @@ class ResultFlags:
     result_dir: Annotated[Path, typer.Option(help="Folder for results.", rich_help_panel=RESULTS)] = Path("results")
     result_filename: Annotated[
         str | None,
-        typer.Option(help="Name of the JSON and the HTML file.", rich_help_panel=RESULTS),
+        typer.Option(
+            help="Name of the JSON and the HTML file.", rich_help_panel=RESULTS, show_default="bench-DATE-TIME"
+        ),
     ] = None
 
     def place(self) -> Path | None:

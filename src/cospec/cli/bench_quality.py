@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cospec.cli import bench_common as output
 from cospec.cli import bench_options as bench
-from cospec.cli import bench_output as output
 from cospec.cli import options
 from cospec.cli.bench_options import grouped
 
@@ -29,12 +29,12 @@ def quality(
     adaptive: Annotated[
         str, typer.Option(metavar="JSON", help="The blend to compare with exact speculation; off for none.")
     ] = ADAPTIVE,
-    limit: Annotated[int | None, typer.Option(min=1, help="Tasks that are read; default is all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Tasks that are read.", show_default="all")] = None,
     output_len: bench.OutputLen = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds of a program's tests.")] = 10.0,
     memory_mb: Annotated[int, typer.Option(min=64, help="Most memory of a program's tests.")] = 1024,
 ) -> None:
-    """Complete every task greedily, check the answers, and print the accuracy with its interval.
+    """Measure the accuracy of answers, with its interval. Every task is completed greedily.
 
     Programs that the model writes run on this machine, in processes with limits of time and memory and without sockets.
     The limits are no security boundary.

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cospec.cli import bench_common as output
 from cospec.cli import bench_options as bench
-from cospec.cli import bench_output as output
 from cospec.cli import options
 from cospec.cli.bench_options import grouped
 from cospec.cli.options import present
@@ -33,7 +33,7 @@ def record(
     output_len: bench.OutputLen = 64,
     depth: Annotated[int, typer.Option(min=1, max=32, help="Tokens of each recorded draft.")] = 8,
 ) -> None:
-    """Record what drafters, or the models of an ensemble, propose at every token of greedy outputs.
+    """Record what drafters propose along greedy outputs. The models of an ensemble may take the place of drafters.
 
     A scenario's key recording names the file.
     """

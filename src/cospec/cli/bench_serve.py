@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cospec.cli import bench_common as output
 from cospec.cli import bench_options as bench
-from cospec.cli import bench_output as output
 from cospec.cli.bench_options import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
     from cospec.bench.http_client import Endpoint
+    from cospec.bench.request_record import Prompt
     from cospec.bench.serve import Stage
-    from cospec.bench.timing import Prompt
     from cospec.simulation.arrivals import Arrivals
 
 SERVED = "Server"
@@ -35,7 +35,7 @@ class ServerFlags:
     )
     model: Annotated[
         str | None,
-        typer.Option(help="Model on the server; default is the only model.", rich_help_panel=SERVED),
+        typer.Option(help="Model on the server.", rich_help_panel=SERVED, show_default="the server's only model"),
     ] = None
     chat: Annotated[bool, typer.Option("--chat", help="Use chat completions.", rich_help_panel=SERVED)] = False
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=SERVED)] = None
@@ -125,9 +125,12 @@ def serve(
         bool,
         typer.Option("--save-detailed", help="Save figures of every request.", rich_help_panel=bench.RESULTS),
     ] = False,
-    more: Annotated[list[str], typer.Argument(metavar="", hidden=True)] = [],  # noqa: B006
+    more: Annotated[list[str], typer.Argument(metavar="METRIC:MS", hidden=True)] = [],  # noqa: B006
 ) -> None:
-    """Measure any OpenAI-compatible server under load: cospec, vLLM, llama.cpp, TGI. --goodput takes several bounds."""
+    """Measure any OpenAI-compatible server under load.
+
+    Examples are cospec, vLLM, llama.cpp and TGI. --goodput takes several bounds.
+    """
     output.require()
     from cospec.bench import serve as load
     from cospec.bench.token_counter import TokenCounter

@@ -30,11 +30,14 @@ def calibrate(
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Fit lambda1, lambda2 and lambda3, and print the option --ensemble with what it gains and loses."""
+    """Fit the key tokens of the blend adaptive.
+
+    Prints the option --ensemble with lambda1, lambda2 and lambda3, and what the option gains and loses.
+    """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
-    from cospec.ensemble.calibration import calibrate as fit
-    from cospec.ensemble.calibration import read_answers
+    from cospec.ensemble.key_token_calibration import calibrate as fit
+    from cospec.ensemble.key_token_calibration import read_answers
     from cospec.llm import LLM
     from cospec.models.loading import load_model, resolve
     from cospec.native.library import use_instruction_set

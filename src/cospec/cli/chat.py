@@ -53,7 +53,7 @@ def chat(
     native: options.Native = None,
     plugins: options.Plugins = None,
 ) -> None:
-    """Talk with a model in the terminal; accepted draft tokens are coloured."""
+    """Talk with a model in the terminal. Accepted draft tokens are coloured."""
     from rich.console import Console
 
     from cospec.config import read_json

@@ -22,7 +22,7 @@ def up(
         str | None, typer.Option(help="A Ray cluster that runs.", show_default="start Ray on this machine")
     ] = None,
 ) -> None:
-    """Start the cluster, and stop the cluster on SIGTERM, SIGINT or cospec cluster down."""
+    """Start the cluster. SIGTERM, SIGINT and cospec cluster down stop the cluster."""
     from cospec.cluster.config import ClusterConfig
     from cospec.cluster.up import up
 
@@ -42,7 +42,7 @@ def status(name: Name = "cospec") -> None:
 
 @app.command()
 def down(name: Name = "cospec") -> None:
-    """Stop a cluster of this machine, and wait until everything has ended."""
+    """Stop a cluster of this machine, and wait for its end."""
     from cospec.cluster.up import down
 
     down(name)

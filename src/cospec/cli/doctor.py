@@ -33,7 +33,7 @@ def doctor(
     kv_cache_dtype: options.KvCacheDtype = None,
     threads: options.Threads = None,
 ) -> None:
-    """Check the installation, the machine, the memory and the engine; list what is slow. Exit status 1 on a problem."""
+    """Check the installation, the memory and the engine. Lists what is slow. Exit status 1 on a problem."""
     from cospec.config import EngineConfig
 
     given = present(
@@ -63,7 +63,7 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
     Args:
         smoke: whether to run the smoke test.
     """
-    from cospec.cli import diagnosis
+    from cospec.cli import doctor_checks
     from cospec.errors import CospecError
 
     failed: list[str] = []
@@ -76,14 +76,14 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
             return None
 
     found: dict[str, Any] = {
-        "versions": diagnosis.versions(),
-        "machine": diagnosis.machine(),
-        "kernels": diagnosis.kernels(config.threads),
-        "memory": attempt(lambda: diagnosis.memory(config)),
-        "weight_cache": attempt(diagnosis.weight_cache),
-        "smoke_test": attempt(diagnosis.smoke_test) if smoke else None,
+        "versions": doctor_checks.versions(),
+        "machine": doctor_checks.machine(),
+        "kernels": doctor_checks.kernels(config.threads),
+        "memory": attempt(lambda: doctor_checks.memory(config)),
+        "weight_cache": attempt(doctor_checks.weight_cache),
+        "smoke_test": attempt(doctor_checks.smoke_test) if smoke else None,
     }
-    return {**found, "slow": diagnosis.slow(found), "problems": failed + diagnosis.problems(found)}
+    return {**found, "slow": doctor_checks.slow(found), "problems": failed + doctor_checks.problems(found)}
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -95,14 +95,16 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"memory: {_mib(here['available_bytes'])} available of {_mib(here['memory_bytes'])}"
     yield f"GPU: {here['cuda'] or 'none'}"
     if built["native"]:
-        yield f"kernels: native, {built['isa']} of {', '.join(built['available'])}; {built['threads']} threads"
+        usable = ", ".join(built["available"])
+        yield f"kernels: native, {built['isa']} (available: {usable}); {built['threads']} threads"
     else:
         yield f"kernels: torch's, because {built['reason']}"
     if found["memory"] is not None:
         yield from _plan(found["memory"])
     if found["weight_cache"] is not None:
         kept = found["weight_cache"]
-        used = f"{kept['models']} models, {_mib(kept['bytes'])} of {_mib(kept['max_bytes'])} in {kept['folder']}"
+        models = "1 model" if kept["models"] == 1 else f"{kept['models']} models"
+        used = f"{models}, {_mib(kept['bytes'])} of {_mib(kept['max_bytes'])} in {kept['folder']}"
         yield f"packed weights on disk: {used if kept['max_bytes'] else 'off'}"
     if found["smoke_test"] is not None:
         ways = ", ".join(found["smoke_test"]["texts"])

@@ -62,7 +62,7 @@ def generate(
     pipeline_parallel_size: options.PipelineParallelSize = None,
     tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
-    """Answer prompts from a file into a file; a second run continues after an interruption."""
+    """Answer a file of prompts; a second run continues."""
     from cospec.cli.batch_io import ResultFile, key, read_batch
     from cospec.cli.generate_runner import Batch
     from cospec.errors import InvalidInput, words

@@ -13,7 +13,7 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 
-app = typer.Typer(no_args_is_help=True, help="Drafters on other machines.")
+app = typer.Typer(no_args_is_help=True, help="Run drafters on other machines.")
 COLUMNS = (
     "node",
     "drafter",

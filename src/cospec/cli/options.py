@@ -60,7 +60,7 @@ KvCacheMemoryBytes = Annotated[
     typer.Option(
         help="Bytes of the KV caches of all models together.",
         rich_help_panel=ENGINE,
-        show_default="a share of the free memory",
+        show_default="on a GPU the rest of its share, on a CPU a quarter of the free memory, at most 1 GiB",
     ),
 ]
 WeightCacheBytes = Annotated[
@@ -107,7 +107,7 @@ InstructionSet = Annotated[
 Native = Annotated[
     str | None,
     typer.Option(
-        help="auto, or off: steps, acceptance methods, rollouts and the drafter pool run in Python.",
+        help="auto, or off: steps, acceptance methods, drafting and the drafter pool run in Python.",
         rich_help_panel=ENGINE,
     ),
 ]

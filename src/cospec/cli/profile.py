@@ -34,7 +34,10 @@ def profile(
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Measure models over a grid of (context, tokens, sequences), fit the time model, and report its errors."""
+    """Measure models and fit the time model.
+
+    The grid is over context, tokens and sequences. The fit's errors are printed.
+    """
     from rich.console import Console
     from rich.table import Table
 

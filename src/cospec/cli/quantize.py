@@ -27,7 +27,10 @@ def quantize(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to score.")] = 8192,
     threads: options.Threads = None,
 ) -> None:
-    """Write a model of the Llama family as a GGUF file, or print the perplexity of any model, quantized at load."""
+    """Write a GGUF file, or measure perplexity.
+
+    Models of the Llama family are written. Without a file any model is quantized at load, and its perplexity printed.
+    """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
     from cospec.models.checkpoint import resolve

@@ -18,10 +18,17 @@ def simulate(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario to simulate.")],
     output: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file; needs the extra 'bench'.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests per run.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests per run.", show_default="the scenario's")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of every random choice.", show_default="the scenario's")
+    ] = None,
 ) -> None:
-    """Run the engine's scheduler, policies and execution modes with drawn acceptance and computed times."""
+    """Run the engine on a virtual clock, for a scenario.
+
+    Scheduler, policies and execution modes are the engine's; acceptance is drawn, and times are computed.
+    """
     from rich.console import Console
 
     from cospec.cli.options import present

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Pipeline stages on other machines.")
+app = typer.Typer(no_args_is_help=True, help="Run pipeline stages on other machines.")
 
 
 @app.command()

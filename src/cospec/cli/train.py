@@ -12,15 +12,18 @@ from cospec.cli.output_paths import make_folder
 from cospec.errors import InvalidInput
 
 app = typer.Typer(
-    help="Train a family of models: tokenizer, target, drafters, variants, heads. An interrupted stage resumes if it "
-    "runs again with the same --out.",
+    help="Train a family: tokenizer, target, drafters, heads. An interrupted stage resumes if run again with "
+    "the same --out.",
     no_args_is_help=True,
 )
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints, logs and tokenised text.")]
-Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in total.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--tokens", min=1, help="Train on this many tokens in total.", show_default="the recipe's"),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 To = Annotated[Path, typer.Option("--to", help="Folder for the finished models and their card.")]
 From = Annotated[
@@ -52,7 +55,7 @@ def target(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Train the target by next-token prediction, from random weights or from a family's weights with a new schedule."""
+    """Train the target by next-token prediction. With --from a family's weights get a new schedule."""
     from cospec.training.family import train_target
 
     _adopt(start, out, "target")
@@ -69,7 +72,7 @@ def drafter(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Distil the target into the drafter, from new weights or from a family's weights with a new schedule."""
+    """Distil the target into the drafter. With --from a family's weights get a new schedule."""
     from cospec.training.distill import train_drafter
 
     _adopt(start, out, "drafter")
@@ -83,9 +86,11 @@ def drafters(
     data: Data = DATA,
     out: Out = RUNS,
     start: From = None,
-    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.")] = None,
+    domain: Annotated[
+        list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.", show_default="all")
+    ] = None,
 ) -> None:
-    """Distil one specialist per domain from the target and the drafter. Resumes after an interruption."""
+    """Distil one specialist per domain. Resumes after an interruption."""
     from cospec.training.distill import train_specialists
 
     made = _recipe(recipe, None)
@@ -101,9 +106,11 @@ def variants(
     data: Data = DATA,
     out: Out = RUNS,
     start: From = None,
-    name: Annotated[list[str] | None, typer.Option("--name", help="Only this variant; repeatable.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Only this variant; repeatable.", show_default="all")
+    ] = None,
 ) -> None:
-    """Train the target on the recipe's other mixtures, as low-rank adapters."""
+    """Train adapters of the target on the recipe's other mixtures."""
     from cospec.training.family import train_variants
 
     made = _recipe(recipe, None)
@@ -117,7 +124,7 @@ def variants(
 def heads(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
 ) -> None:
-    """Train Medusa heads on the frozen target, and save the heads to --to. Resumes after an interruption."""
+    """Train Medusa heads on the frozen target. Saves the heads to --to. Resumes after an interruption."""
     from cospec.training.medusa_heads import train_heads
 
     made = _recipe(recipe, None)
@@ -138,7 +145,7 @@ def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> No
 
 @app.command()
 def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
-    """Measure losses, acceptance and samples; add the figures to the card of ``export``."""
+    """Measure losses, acceptance and samples. Adds the figures to the card of ``export``."""
     from cospec.training.export import measure
 
     card = measure(_recipe(recipe, None), _folder(out, "out"), to)
@@ -160,7 +167,9 @@ def everything(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, specialists, variants, heads, export, evaluate.
+    """Run every stage.
+
+    The order is tokenizer, target, drafter, specialists, variants, export, heads, evaluate.
 
     With --from, target and drafter start from a family's weights; later stages start from the beginning.
     """

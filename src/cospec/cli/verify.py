@@ -42,7 +42,10 @@ def verify(
     collaboration: options.Collaboration = None,
     plugins: options.Plugins = None,
 ) -> None:
-    """Run the checks: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
+    """Check on this machine that decoding is exact.
+
+    The checks are enumeration, greedy identity, chi-square and drafter invariance. Exit status 1 on a failure.
+    """
     from rich.console import Console
 
     from cospec.config import read_json

@@ -20,7 +20,7 @@ from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale, TargetOp
 from cospec.cluster.node_actor import NodeActor
 from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.ray_replicas import RayReplicas
-from cospec.cluster.replica import EngineReplica, NodePlan
+from cospec.cluster.replica import EngineReplica, NodeBinding
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
 from cospec.models.hf_tokenizer import import_libraries
@@ -92,7 +92,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         **watched,
     )
     supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
-    plan = NodePlan(config.drafter_keys) if config.drafters else None
+    plan = NodeBinding(config.drafter_keys) if config.drafters else None
     target = replica.bind(engine, supervision, plan, config.target.stages, build)
     api = _deployment(
         serve.ingress()(ApiServer),

@@ -36,7 +36,7 @@ StreamItem = Events | Rejected | Failed | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodeBinding:
     """Where a replica waits for its drafter nodes.
 
     Attributes:
@@ -60,7 +60,7 @@ class EngineReplica:
         self,
         config: EngineConfig,
         supervision: Supervision,
-        nodes: NodePlan | None = None,
+        nodes: NodeBinding | None = None,
         stages: StageOptions | None = None,
         build: Build = build_engine,
     ) -> None:

@@ -19,7 +19,7 @@ from cospec.core.stats import StepStats
 from cospec.core.submitted_step import FailedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
-    Distribution,
+    DeclaredDistribution,
     Event,
     FinishReason,
     Request,
@@ -44,7 +44,7 @@ class EngineComponents:
     execution_mode: ExecutionMode
     output_processor: OutputProcessor
     input_processor: InputProcessor
-    distribution: Distribution
+    distribution: DeclaredDistribution
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
     clock: Clock = time.monotonic

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats
 from cospec.core.tree import sibling_ranks
-from cospec.core.types import Commit, Distribution, Event, FinishReason, Request, RequestState, StepOutput
+from cospec.core.types import Commit, DeclaredDistribution, Event, FinishReason, Request, RequestState, StepOutput
 from cospec.errors import failure
 from cospec.text.detokenizer import IncrementalDetokenizer
 
@@ -73,7 +73,7 @@ class OutputProcessor:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        distribution: Distribution,
+        distribution: DeclaredDistribution,
         eos: frozenset[int] = frozenset(),
         clock: Clock = time.monotonic,
         inexact_methods: Container[str] = frozenset(),
@@ -233,11 +233,11 @@ class OutputProcessor:
             exact=distribution.exact,
         )
 
-    def _distribution_of(self, request: Request) -> Distribution:
+    def _distribution_of(self, request: Request) -> DeclaredDistribution:
         """The request's distribution, inside the name of an acceptance method that is not exact."""
         distribution, chosen = request.distribution or self._distribution, request.speculation
         if chosen.enabled and chosen.acceptance_method in self._inexact_methods:
-            return Distribution(f"{chosen.acceptance_method}({distribution.name})", exact=False)
+            return DeclaredDistribution(f"{chosen.acceptance_method}({distribution.name})", exact=False)
         return distribution
 
     def _break(self, sequence: RequestState, error: Exception, now: float) -> tuple[Commit, _Update]:

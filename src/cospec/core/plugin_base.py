@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
 
     from cospec.core.interfaces import Executor
-    from cospec.drafters.interfaces import DraftCache, StartLogits, StepwiseDrafter
+    from cospec.drafters.interfaces import DraftCache, NextLogits, StepwiseDrafter
 
 
 def context_of(sequence: RequestState, stream_kind: StreamKind) -> DraftContext:
@@ -151,7 +151,7 @@ class Drafter(ABC):
         """The probability of the latest known tokens, by sequence; called where ``scores_known_tokens`` is True."""
         return {}
 
-    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+    def next_logits(self, contexts: Sequence[DraftContext]) -> NextLogits:
         """The logits after the known tokens of each sequence with room; called where ``is_stepwise`` is True."""
         raise NotImplementedError
 

@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationParams:
     """The choices of one request for its drafts; None: as the engine is configured."""
 
     enabled: bool = True
@@ -48,7 +48,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class DeclaredDistribution:
     """What the tokens of a request follow, as its responses declare.
 
     Attributes:
@@ -60,7 +60,7 @@ class Distribution:
     exact: bool = True
 
 
-TARGET = Distribution()
+TARGET = DeclaredDistribution()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class Request:
     arrival: float = 0.0  # seconds, monotonic clock
     parent: str = ""
     index: int = 0
-    speculation: Speculation = Speculation()
+    speculation: SpeculationParams = SpeculationParams()
     priority: int = 0  # smaller goes first
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
-    distribution: Distribution | None = None  # of its own ensemble; filled when the request is resolved
+    distribution: DeclaredDistribution | None = None  # of its own ensemble; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
     resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
 
@@ -395,4 +395,4 @@ class Event:
     stats: RequestStats | None = None
     error: str | None = None
     distribution: str = "target"
-    exact: bool = True  # see ``Distribution``
+    exact: bool = True  # see ``DeclaredDistribution``

@@ -87,7 +87,7 @@ class VocabMapping(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StartLogits:
+class NextLogits:
     """Logits after the committed tokens, from a stepwise drafter.
 
     Attributes:
@@ -106,7 +106,7 @@ class StepwiseDrafter(Protocol):
     def model(self) -> Model:
         """The drafter's model. A caller with ``model.native_forward`` may run the model itself, see ``prepare``."""
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> NextLogits:
         """Catch up on the committed tokens and make room for ``depths`` more; no ids if no sequence has room."""
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:

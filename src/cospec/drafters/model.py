@@ -25,7 +25,7 @@ from cospec.drafters.calibration import Calibration
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
-from cospec.drafters.interfaces import DrafterBuildContext, StartLogits, VocabMapping
+from cospec.drafters.interfaces import DrafterBuildContext, NextLogits, VocabMapping
 from cospec.drafters.known_token_scores import score_known_tokens, take_last_rows
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         """Return scores of the latest known tokens, see ``drafters.known_token_scores``."""
         return score_known_tokens(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
 
-    def next_logits(self, contexts: Sequence[DraftContext]) -> StartLogits:
+    def next_logits(self, contexts: Sequence[DraftContext]) -> NextLogits:
         """Return the logits after the known tokens, from the KV cache that ``propose`` uses."""
         return ModelStepwiseDrafter(self.model, self._kv_cache).open(contexts, [1] * len(contexts))
 

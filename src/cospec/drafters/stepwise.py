@@ -17,7 +17,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
-from cospec.drafters.interfaces import StartLogits
+from cospec.drafters.interfaces import NextLogits
 from cospec.drafters.known_token_scores import score_known_tokens
 
 
@@ -45,12 +45,12 @@ class ModelStepwiseDrafter:
         for id, tokens in zip(ids, paths, strict=True):
             self._kv_cache.extend(id, tokens)
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> NextLogits:
         """Run one forward over new committed tokens of all sequences with room."""
         batch = self.prepare(contexts, depths)
         if not batch.slices:
-            return StartLogits((), torch.empty(0, self.model.vocab_size))
-        return StartLogits(tuple(part.id for part in batch.slices), self.model.forward(batch))
+            return NextLogits((), torch.empty(0, self.model.vocab_size))
+        return NextLogits(tuple(part.id for part in batch.slices), self.model.forward(batch))
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """Run one forward of one token per sequence."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from cospec.core.types import Draft, ScheduledRequest
-from cospec.execution.overlapped import OverlappedMode
+from cospec.execution.overlapped_base import OverlappedMode
 
 
 class Pipelined(OverlappedMode):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cospec.errors import ModelError
+from cospec.models.config_cache import PlainConfig, store_config, stored_config
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.models.lora import base_folder
-from cospec.models.plain_config import PlainConfig, store_config, stored_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,8 +24,8 @@ from typing import Any
 
 from cospec.errors import InvalidInput
 from cospec.machine import cache_directory
+from cospec.models.config_cache import transformers_version
 from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays, write_arrays
-from cospec.models.plain_config import transformers_version
 from cospec.native import library
 
 VARIABLE = "COSPEC_WEIGHT_CACHE_BYTES"

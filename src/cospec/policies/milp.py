@@ -4,7 +4,7 @@ CoSine minimises T / b + λΓ. Acceptance is absent there, so one token per requ
 (memory, step time T_max, verified tokens Γ_max) limit the goodput objective, a ratio. Dinkelbach's iteration turns the
 ratio into a sequence of linear problems: maximise tokens - λ · seconds, then set λ to the resulting ratio. CoSine's
 b_i, whether request i takes part in a step, is restricted to prefixes of the queue, first come, first served, in turns
-(``batch_choice.py``); without ``choose_batch`` all requests take part.
+(``sequence_selection.py``); without ``choose_batch`` all requests take part.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from cospec.core.types import (
     RequestState,
     ScheduledRequest,
     SchedulerOutput,
-    Speculation,
+    SpeculationParams,
 )
 from cospec.policies.latency.forward import LatencySample
 from cospec.sampling_params import SamplingParams
@@ -304,7 +304,7 @@ class MultiStepTimer:
         if context.id not in self._sequences:
             sampling = SamplingParams(temperature=0.0, max_tokens=ENDLESS, ignore_eos=True)
             request = Request(
-                context.id, tuple(context.tokens), sampling, 0, speculation=Speculation(acceptance_method="match")
+                context.id, tuple(context.tokens), sampling, 0, speculation=SpeculationParams(acceptance_method="match")
             )
             self._sequences[context.id] = RequestState(request, list(context.tokens), len(context.tokens) - 1)
         return self._sequences[context.id]

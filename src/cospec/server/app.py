@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import bodies, errors, fields, metrics, node_metrics, schemas, template_variables
+from cospec.server import bodies, errors, metrics, node_metrics, schemas, template_variables, unknown_fields
 from cospec.server.admission import Tickets, ticket
 from cospec.server.auth import HostCheck, KeyCheck
 from cospec.server.responses import ChatShape, CompletionShape
@@ -83,7 +83,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         body, ignored = await _admit(http, service, CompletionBody)
         call = await asyncio.to_thread(completion_call, service, body)
         answer = await respond(http, service, call, CompletionShape(body, service.tokens))
-        fields.name_ignored(answer, ignored)
+        unknown_fields.name_ignored(answer, ignored)
         return answer
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
@@ -92,7 +92,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         ignored += template_variables.unread(body, body.messages, service.tokens.template_names)
         call = await asyncio.to_thread(chat_call, service, body)
         answer = await respond(http, service, call, ChatShape(body, service.tokens))
-        fields.name_ignored(answer, ignored)
+        unknown_fields.name_ignored(answer, ignored)
         return answer
 
 
@@ -106,7 +106,7 @@ async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> tu
     held = ticket(http)
     held.arrive()
     body = await schemas.receive(schema, http, service.settings)
-    ignored = fields.check(body, service.settings.strict)
+    ignored = unknown_fields.check(body, service.settings.strict)
     bodies.check_choices(body.bounded, service.settings)
     held.take(bodies.outputs(body.prompt_count, body.n, service.settings))
     return body, ignored
@@ -187,12 +187,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(http: HttpRequest) -> Response:
         body = await schemas.receive(TokenizeBody, http, service.settings)
-        ignored = fields.check(body, service.settings.strict)
+        ignored = unknown_fields.check(body, service.settings.strict)
         service.check_model(body.model)
         if body.messages is not None:
             ignored += template_variables.unread(body, body.messages, tokens.template_names)
         answer = Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
-        fields.name_ignored(answer, ignored)
+        unknown_fields.name_ignored(answer, ignored)
         return answer
 
     def tokenized(body: TokenizeBody) -> bytes:
@@ -214,7 +214,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(http: HttpRequest, answer: Response) -> dict[str, str]:
         body = await schemas.receive(DetokenizeBody, http, service.settings)
-        fields.name_ignored(answer, fields.check(body, service.settings.strict))
+        unknown_fields.name_ignored(answer, unknown_fields.check(body, service.settings.strict))
         service.check_model(body.model)
         most = max(service.info.max_model_len, MAX_DETOKENIZED)
         if len(body.tokens) > most:

@@ -61,7 +61,7 @@ POLICY = {
     "prediction_error": "Median relative error of the time model over recent steps.",
     "cost_refits": "Refits of the time model, after bad predictions.",
     "expected_goodput": "Tokens per second that the latest decision expects.",
-    "acceptance_rate": "Accepted / (accepted + rejected), over recent steps.",
+    "acceptance_rate": "Accepted / (accepted + rejections), over recent steps; a draft has at most one rejection.",
 }
 STEPS = {
     "step_seconds": ("step_seconds", "Time of steps."),

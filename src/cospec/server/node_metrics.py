@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 PREFIX = "cospec:drafter_node_"
 GAUGES = {
-    "load_seconds": "Predicted time of the node's questions without an answer.",
+    "load_seconds": "Predicted time of the node's calls without an answer.",
     "latency_seconds": "Mean time of the node's answers.",
     "waiting": "Messages that wait at the node.",
     "cost_per_hour": "What the node costs, as its command line says, divided by its drafters.",
@@ -20,9 +20,9 @@ COUNTERS = {
     "drafts": "Drafts that arrived.",
     "scores": "Scores of known tokens that arrived.",
     "steps": "Tokens of token steps that arrived.",
-    "late": "Questions whose answer came too late, or never.",
-    "lost": "Questions without an answer: the node left, was restarted or was quarantined.",
-    "ignored": "Answers to no open question: repeated or late.",
+    "late": "Calls whose answer came too late, or never.",
+    "lost": "Calls without an answer: the node left, was restarted or was quarantined.",
+    "ignored": "Answers to no open call: repeated or late.",
     "damaged": "Messages with a wrong checksum, or that cause an exception.",
     "resyncs": "Times that the node asked for all tokens of a request.",
     "errors": "Answers with an error of the drafter.",

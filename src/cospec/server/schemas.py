@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
 from cospec import plugin_options
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
 from cospec.server import bodies
@@ -173,11 +173,11 @@ class Sampled(Schema):
         values = {name: value for name, value in (given | changes).items() if value is not None or name in changes}
         return SamplingParams.parse(values)
 
-    def choice(self) -> Speculation:
+    def choice(self) -> SpeculationParams:
         """Return the request's speculation choices for the engine."""
         given = self.speculation or SpeculationChoice()
         drafters = None if given.drafters is None else tuple(given.drafters)
-        return Speculation(given.enabled, given.length, given.acceptance_method, given.policy, drafters)
+        return SpeculationParams(given.enabled, given.length, given.acceptance_method, given.policy, drafters)
 
 
 class CompletionBody(Sampled):

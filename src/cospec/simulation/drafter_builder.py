@@ -9,7 +9,7 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
-from cospec.drafters.pool.options import Named, check_distributions
+from cospec.drafters.pool.options import NamedDrafter, check_distributions
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
@@ -57,7 +57,7 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
         cost = drafting.cost.built(setting.folder)
         simulated = SimulatedDrafter(drafting, cost, setting)
         return simulated, [simulated]
-    drafters, workers = list[Named](), list[TimedPart]()
+    drafters, workers = list[NamedDrafter](), list[TimedPart]()
     for member in drafting.members:
         drafter: Drafter = NgramDrafter()
         if member.name != LOOKUP:
@@ -65,7 +65,7 @@ def build_drafter(drafting: DrafterConfig, setting: DrafterSetting) -> tuple[Dra
             drafter, workers = recorded, [*workers, recorded]
         if drafting.parallel is not None and not drafter.capabilities.costless:
             drafter = DrafterProxy(MemberExecutor(drafter, member, setting.clock))
-        drafters.append(Named(member.name, drafter))
+        drafters.append(NamedDrafter(member.name, drafter))
     if drafting.combiner is None:
         return drafters[0].drafter, workers
     return _pool(drafting, drafters, setting), workers
@@ -79,7 +79,7 @@ def _recorded(drafting: DrafterConfig, member: MemberConfig, setting: DrafterSet
     )
 
 
-def _pool(drafting: DrafterConfig, drafters: Sequence[Named], setting: DrafterSetting) -> PoolDrafter:
+def _pool(drafting: DrafterConfig, drafters: Sequence[NamedDrafter], setting: DrafterSetting) -> PoolDrafter:
     assert setting.recording is not None and drafting.combiner is not None, "the scenario was checked"
     COMBINERS.check(drafting.combiner, field="combiner")
     ROUTINGS.check(drafting.routing, field="routing")

@@ -19,7 +19,7 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, TokenScores
 from cospec.drafters.draft_kv_cache import LOOKBACK
-from cospec.drafters.interfaces import StartLogits
+from cospec.drafters.interfaces import NextLogits
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.recorded_drafts import RecordedRequest, Recording
@@ -149,12 +149,12 @@ class RecordedStepper:
         """Never read: a simulated pool makes no native calls."""
         raise NotImplementedError
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> NextLogits:
         """See ``StepwiseDrafter``."""
         self._drafter.spend(self._passes.read(contexts))
         self._context = sum(len(context.tokens) for context in contexts) / len(contexts)
         self._paths = {each.id: (len(each.tokens) - each.prompt_len, []) for each in contexts}
-        return StartLogits(tuple(self._paths), self._rows(tuple(self._paths)))
+        return NextLogits(tuple(self._paths), self._rows(tuple(self._paths)))
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """See ``StepwiseDrafter``."""

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from cospec.core.rng import StreamKind, derive_seed
-from cospec.core.types import Distribution, Request, Speculation
+from cospec.core.types import DeclaredDistribution, Request, SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
@@ -35,7 +35,7 @@ def make_requests(
     id: str,
     prompt: Sequence[int],
     params: SamplingParams,
-    speculation: Speculation = Speculation(),
+    speculation: SpeculationParams = SpeculationParams(),
     arrival: float = 0.0,
 ) -> list[Request]:
     """Build one request per output of a call. The requests share ``parent`` and differ in ``index`` and seed.
@@ -97,7 +97,7 @@ class InputProcessor:
         acceptance_method: the configured method. ``auto`` is ``match`` for greedy and seeded requests, else
             ``sampled_method``.
         max_depth: the longest draft that a request may choose.
-        may_choose: the fields of ``Speculation`` that a request may set.
+        may_choose: the fields of ``SpeculationParams`` that a request may set.
         drafts: whether the engine has a drafter. Without a drafter no request is speculated for.
         ensembles: checks the ensemble of a request and returns its distribution; None if requests may not choose.
         stream_kinds: of the acceptance methods that can verify the drafter's drafts; None for all. ``auto`` takes only
@@ -117,7 +117,7 @@ class InputProcessor:
     max_depth: int
     drafts: bool = True
     may_choose: frozenset[str] = frozenset(("off", "length", "policy", "drafters", "acceptance_method"))
-    ensembles: Callable[[Mapping[str, Any]], Distribution] | None = None
+    ensembles: Callable[[Mapping[str, Any]], DeclaredDistribution] | None = None
     stream_kinds: frozenset[StreamKind] | None = None
     drafters: tuple[str, ...] | None = None
     sampled_method: str = "block"
@@ -172,7 +172,7 @@ class InputProcessor:
         learns = self.learns or (speculation.policy is not None and POLICIES.load(speculation.policy).learns)
         return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 
-    def _distribution(self, request: Request) -> Distribution | None:
+    def _distribution(self, request: Request) -> DeclaredDistribution | None:
         """Return the distribution of the request's own ensemble; None if the request sets no ensemble."""
         if request.ensemble is None:
             return None
@@ -236,7 +236,7 @@ class InputProcessor:
             allowed = "some of " + ", ".join(self.drafters) if self.drafters else "absent, because there is no pool"
             raise InvalidInput("speculation.drafters", unknown[0] if unknown else words("empty"), allowed)
 
-    def _check_choices(self, chosen: Speculation) -> None:
+    def _check_choices(self, chosen: SpeculationParams) -> None:
         """Raise ``InvalidInput`` for an unknown policy, or a choice that requests may not make."""
         if chosen.policy is not None:
             POLICIES.check(chosen.policy, field="speculation.policy")

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.lora import is_adapter, merge, read_adapter
 from cospec.training.corpus import DOMAINS, END, Corpus, end_token, read_domain, split
-from cospec.training.low_rank import Adapter
+from cospec.training.lora import Adapter
 from cospec.training.recipe import ModelShape, TrainingRecipe, VariantConfig
 from cospec.training.trainer import Trainer, next_token_loss, restore
 

@@ -15,7 +15,7 @@ import torch
 
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -140,6 +140,6 @@ def samples(context: CheckContext, engine: Engine, acceptance_method: str, seeds
 
 def _request(prompt: TokenIds, params: SamplingParams, acceptance_method: str, seed: int) -> Request:
     (request,) = make_requests(
-        str(seed), prompt, params, Speculation(acceptance_method=acceptance_method, length=DEPTH)
+        str(seed), prompt, params, SpeculationParams(acceptance_method=acceptance_method, length=DEPTH)
     )
     return replace(request, seed=seed)

@@ -22,7 +22,7 @@ from cospec.core.types import (
     DraftBudget,
     DraftContext,
     Request,
-    Speculation,
+    SpeculationParams,
     TargetProbs,
     VerifyResult,
 )
@@ -172,7 +172,9 @@ def _enumerate(engine: Engine, traces: BranchTraces, length: int) -> OutputDistr
         while waiting and len(outputs) < AT_ONCE:
             id = str(len(traces))
             traces[id], outputs[id] = BranchTrace(waiting.pop()), ()
-            engine.add(Request(id, PROMPT, params, 0, parent=id, speculation=Speculation(acceptance_method="block")))
+            engine.add(
+                Request(id, PROMPT, params, 0, parent=id, speculation=SpeculationParams(acceptance_method="block"))
+            )
         for event in engine.step():
             if event.error is not None:
                 raise RequestFailed(f"a request of the enumeration ended with: {event.error}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cospec.core.engine import Engine
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -24,11 +24,11 @@ def greedy_checks(context: CheckContext) -> Iterator[Check]:
     """Check speculation against plain decoding and against transformers."""
     params = SamplingParams(temperature=0.0, max_tokens=context.effort.tokens, ignore_eos=True)
     before = draft_tokens(context.llm.engine)
-    drafted = _outputs(context, params, Speculation(length=LENGTH))
+    drafted = _outputs(context, params, SpeculationParams(length=LENGTH))
     after = draft_tokens(context.llm.engine)
     acceptance_note = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
-    plain = _outputs(context, params, Speculation(enabled=False))
-    configured = _outputs(context, params, Speculation())
+    plain = _outputs(context, params, SpeculationParams(enabled=False))
+    configured = _outputs(context, params, SpeculationParams())
     yield compare(context, "greedy identity", "as configured = plain decoding", params, Pair(configured, plain))
     theirs = {id: context.reference.generate(context.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
@@ -36,7 +36,7 @@ def greedy_checks(context: CheckContext) -> Iterator[Check]:
         yield replace(check, notes=(acceptance_note, *check.notes))
 
 
-def _outputs(context: CheckContext, params: SamplingParams, speculation: Speculation) -> dict[str, TokenIds]:
+def _outputs(context: CheckContext, params: SamplingParams, speculation: SpeculationParams) -> dict[str, TokenIds]:
     requests = [
         request
         for number, prompt in enumerate(context.prompts)
@@ -49,9 +49,11 @@ def invariance_checks(context: CheckContext) -> Iterator[Check]:
     """Check each configuration against plain decoding of single requests."""
     params = SamplingParams(temperature=TEMPERATURE, seed=SEED, max_tokens=context.effort.tokens, ignore_eos=True)
     own = context.llm.engine
-    plain = _grouped_outputs(context, own, Speculation(enabled=False, acceptance_method="match"), params, 1)
+    plain = _grouped_outputs(context, own, SpeculationParams(enabled=False, acceptance_method="match"), params, 1)
     for name, engine, length, size in _ways(context):
-        found = _grouped_outputs(context, engine, Speculation(length=length, acceptance_method="match"), params, size)
+        found = _grouped_outputs(
+            context, engine, SpeculationParams(length=length, acceptance_method="match"), params, size
+        )
         yield compare(context, "drafter invariance", name, params, Pair(found, plain, SEED))
 
 
@@ -64,7 +66,7 @@ def _ways(context: CheckContext) -> Iterator[tuple[str, Engine, int, int]]:
 
 
 def _grouped_outputs(
-    context: CheckContext, engine: Engine, speculation: Speculation, params: SamplingParams, size: int
+    context: CheckContext, engine: Engine, speculation: SpeculationParams, params: SamplingParams, size: int
 ) -> dict[str, TokenIds]:
     requests = []
     for number, prompt in enumerate(context.prompts):

@@ -16,7 +16,7 @@ from cospec.core.types import (
     DrafterCapabilities,
     Request,
     RequestState,
-    Speculation,
+    SpeculationParams,
 )
 from cospec.drafters.cross_tokenizer import MappedVocab
 from cospec.drafters.model import ModelDrafter
@@ -90,7 +90,7 @@ def test_auto_uses_block_for_chains() -> None:
 def test_requests_with_a_rule_for_chains_get_chains() -> None:
     drafter = ModelDrafter(ToyModel(5, seed=1))
     engine = toy_engine(ToyModel(5, seed=1), drafter, k=3, max_nodes=9)
-    chosen = {name: Speculation(acceptance_method=name) for name in ("block", "recursive")}
+    chosen = {name: SpeculationParams(acceptance_method=name) for name in ("block", "recursive")}
     requests = [make_request(name, (1, 2), WIDE, speculation=choice) for name, choice in chosen.items()]
     stats = {id: events[-1].stats for id, events in run_all(engine, requests).items()}
     assert stats["block"] is not None
@@ -103,10 +103,12 @@ def test_requests_with_a_rule_for_chains_get_chains() -> None:
 def test_a_rule_that_is_not_exact_is_declared() -> None:
     engine = toy_engine(ToyModel(5, seed=1), ScriptedDrafter([0, 1], [-1, -1]), k=2, max_nodes=3)
     for name, distribution in (("typical", "typical(target)"), ("recursive", "target")):
-        events = run_all(engine, [make_request(name, (1, 2), WIDE, speculation=Speculation(acceptance_method=name))])
+        events = run_all(
+            engine, [make_request(name, (1, 2), WIDE, speculation=SpeculationParams(acceptance_method=name))]
+        )
         assert {event.distribution for event in events[name]} == {distribution}
         assert {event.exact for event in events[name]} == {distribution == "target"}
-    quiet = Speculation(acceptance_method="typical", enabled=False)
+    quiet = SpeculationParams(acceptance_method="typical", enabled=False)
     events = run_all(engine, [make_request("off", (1, 2), WIDE, speculation=quiet)])
     assert {event.distribution for event in events["off"]} == {"target"}
 

@@ -13,7 +13,7 @@ import transformers
 from cospec.assembly.build import default_drafter, resolve_speculation
 from cospec.assembly.drafters import check_keys, same_tokens
 from cospec.config import EngineConfig
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.errors import InvalidInput
@@ -73,7 +73,7 @@ def test_zoo_targets_share_drafter_and_tokens() -> None:
 def test_a_variant_of_the_target_is_drafted_for() -> None:
     with LLM("zoo:target-prose", measure_at_start=False, kv_cache_memory_bytes=1 << 22) as llm:
         params = SamplingParams(max_tokens=12, temperature=0)
-        (found,) = llm.generate("It was a dark night, and", params, Speculation(length=4))
+        (found,) = llm.generate("It was a dark night, and", params, SpeculationParams(length=4))
     assert found.stats.accepted_by_drafter == {"draft_model": found.stats.accepted}
     assert found.stats.accepted > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cospec.bench.counters import SpeculationCounters
-from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.bench.request_record import Chunk, Params, Prompt, Timing
 
 
 class FakeSystem:

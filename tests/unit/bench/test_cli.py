@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import cospec.cli.bench_output as output
+import cospec.cli.bench_common as output
 from cospec.bench import systems
 from cospec.cli.main import app
 from unit.bench.fakes import FakeSystem
@@ -131,7 +131,7 @@ def test_one_system_is_nothing_to_compare(prompts: Path) -> None:
 @pytest.mark.parametrize("command", [["latency"], ["serve"], ["compare", "a={}", "b={}"]])
 def test_a_missing_extra_is_one_sentence(prompts: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr("cospec.cli.bench_output.find_spec", lambda name: None if name == "scipy" else real(name))
+    monkeypatch.setattr("cospec.cli.bench_common.find_spec", lambda name: None if name == "scipy" else real(name))
     done = run(*command, "--dataset-path", prompts)
     assert done.exit_code == 1 and "pip install 'cospec[bench]'" in done.output
     assert len(done.output.strip().splitlines()) == 1

@@ -10,9 +10,9 @@ import pytest
 from cospec.bench.compare import Comparison, TurnOrder, compare, report
 from cospec.bench.latency import Batches, Bench
 from cospec.bench.metrics import Selection
+from cospec.bench.request_record import Params, Prompt
 from cospec.bench.results import against_first
 from cospec.bench.systems import SYSTEMS, SystemSpec, as_json
-from cospec.bench.timing import Params, Prompt
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput
 from harness.methods import override

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cospec.bench.datasets import load, load_all, sample
-from cospec.bench.timing import Prompt
+from cospec.bench.request_record import Prompt
 from cospec.errors import InvalidInput
 
 DATA = Path(__file__).resolve().parents[3] / "examples" / "data"

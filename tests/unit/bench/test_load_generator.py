@@ -10,8 +10,8 @@ import pytest
 from cospec.bench.http_client import Endpoint
 from cospec.bench.load_generator import LoadRecord
 from cospec.bench.metrics import Selection, latency
+from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.serve import ServeObserver, Stage, Workload, record, report
-from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput
 from cospec.simulation.arrivals import AtOnce, by_rate

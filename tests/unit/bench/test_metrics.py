@@ -18,7 +18,7 @@ from cospec.bench.metrics import (
     parse_percentiles,
     summarise,
 )
-from cospec.bench.timing import Chunk, Timing
+from cospec.bench.request_record import Chunk, Timing
 from cospec.errors import InvalidInput
 
 

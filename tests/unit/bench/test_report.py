@@ -17,8 +17,8 @@ from cospec.bench import report
 from cospec.bench.counters import LoadSample, SpeculationCounters, from_engine, from_prometheus
 from cospec.bench.metrics import Selection
 from cospec.bench.plots import PLOTS, all_plots
+from cospec.bench.request_record import Chunk, Timing
 from cospec.bench.results import by_load, figures
-from cospec.bench.timing import Chunk, Timing
 
 STATS = {"target_calls": 4, "drafts": 3, "drafted": 12, "accepted": 6, "rejections": 3}
 

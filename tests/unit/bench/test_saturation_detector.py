@@ -7,8 +7,8 @@ import heapq
 import numpy as np
 import pytest
 
+from cospec.bench.request_record import Chunk, Timing
 from cospec.bench.saturation_detector import detect
-from cospec.bench.timing import Chunk, Timing
 from cospec.simulation.arrivals import ByRate, Trace
 
 

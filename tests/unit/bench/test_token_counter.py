@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cospec.bench.timing import Chunk, Prompt, Timing
+from cospec.bench.request_record import Chunk, Prompt, Timing
 from cospec.bench.token_counter import TokenCounter, pieces, spread
 
 TEXT = "one two  three, fünf — six"

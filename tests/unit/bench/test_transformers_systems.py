@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from cospec.bench.request_record import Params, Prompt
 from cospec.bench.systems import SYSTEMS, System, SystemSpec
-from cospec.bench.timing import Params, Prompt
 from cospec.bench.transformers_systems import Written, chunks_of, cut_at_eos
 from cospec.errors import InvalidInput
 

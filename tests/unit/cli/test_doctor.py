@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec.cli import diagnosis
+from cospec.cli import doctor_checks
 from cospec.llm import LLM
 from cospec.native import library
 
@@ -45,7 +45,7 @@ def test_the_smoke_test_compares_kernels_and_drafts(cospec_command: Command) -> 
 
 def test_texts_that_differ_are_a_problem(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["one", "two", "one"])
-    monkeypatch.setattr(diagnosis, "smoke_test_text", lambda options: next(answers))
+    monkeypatch.setattr(doctor_checks, "smoke_test_text", lambda options: next(answers))
     result = cospec_command("doctor")
     assert result.exit_code == 1
     assert "problem: " in result.output and "no problems" not in result.output
@@ -54,7 +54,7 @@ def test_texts_that_differ_are_a_problem(cospec_command: Command, monkeypatch: p
 def test_missing_kernels_and_few_processors(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "available", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "the native kernels were not built")
-    monkeypatch.setattr(diagnosis, "cores", lambda: 2)
+    monkeypatch.setattr(doctor_checks, "cores", lambda: 2)
     code, found = examined(cospec_command, "--no-smoke-test")
     assert (code, found["kernels"]["native"], found["kernels"]["isa"]) == (0, False, None)
     said = " ".join(found["slow"])
@@ -65,7 +65,7 @@ def test_missing_kernels_and_few_processors(cospec_command: Command, monkeypatch
 @pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 def test_instruction_set_without_bfloat16(cospec_command: Command) -> None:
     before = library.isa()
-    library.set_isa("avx2" if "avx2" in diagnosis.kernels(None)["available"] else "base")
+    library.set_isa("avx2" if "avx2" in doctor_checks.kernels(None)["available"] else "base")
     try:
         used = library.isa()
         _, found = examined(cospec_command, "--no-smoke-test")
@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_served_is_a_problem(cospec_command: Command, tmp
 
 
 def test_weights_above_the_memory_are_a_problem(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "memory_info", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
+    monkeypatch.setattr(doctor_checks, "memory_info", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
     code, found = examined(cospec_command, "--no-smoke-test")
     assert code == 1
     assert "while 1 MiB of memory are available" in found["problems"][0]

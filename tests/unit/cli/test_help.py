@@ -93,6 +93,15 @@ def test_a_default_that_changes_changes_the_help(cospec_command: Command, monkey
     assert "[default: no-enable-prefix-caching]" in said["--enable-prefix-caching"]
 
 
+@pytest.mark.parametrize("group", [(), ("bench",), ("cluster",), ("node",), ("stage",), ("train",)], ids=" ".join)
+def test_summaries_are_whole_sentences(cospec_command: Command, group: tuple[str, ...]) -> None:
+    output = cospec_command(*group, "--help").output
+    _, _, summaries = output.partition("Commands:\n")
+    names = [path[len(group)] for path in COMMANDS if path[: len(group)] == group]
+    assert {line.split()[0] for line in summaries.splitlines()} == set(names)
+    assert all(line.endswith(".") and not line.endswith("...") for line in summaries.splitlines()), summaries
+
+
 def test_options_stand_in_groups(cospec_command: Command) -> None:
     lines = cospec_command("generate", "--help").output.splitlines()
     places = [lines.index(title) for title in ("Options:", "Engine:", "Sampling:")]

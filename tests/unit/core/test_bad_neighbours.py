@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import FinishReason, Request, Speculation
+from cospec.core.types import FinishReason, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -40,7 +40,7 @@ def healthy_outputs(params: SamplingParams, acceptance_method: str) -> dict[str,
 
 
 def healthy(params: SamplingParams, acceptance_method: str) -> list[Request]:
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     return [make_request(f"r{n}", prompt, params, speculation=chosen) for n, prompt in enumerate(CLEAN)]
 
 
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Callable[[float, bool], Drafter | None]] = {
 def test_logits_that_are_no_numbers(temperature: float, value: float, whole: bool, drafter: str) -> None:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3)
     engine = toy_engine(Poisoned(value, whole), DRAFTERS[drafter](value, whole), "match", 3)
-    bad = make_request("bad", (0, POISON), params, speculation=Speculation(acceptance_method="match"))
+    bad = make_request("bad", (0, POISON), params, speculation=SpeculationParams(acceptance_method="match"))
     events = run_all(engine, [*healthy(params, "match")[:2], bad, *healthy(params, "match")[2:]])
     last = events.pop("bad")[-1]
     usable = value == -math.inf and not whole  # two tokens that cannot come
@@ -76,7 +76,7 @@ def test_a_drafter_whose_logits_are_no_numbers_costs_only_drafts(
     temperature: float, acceptance_method: str, value: float
 ) -> None:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3)
-    chosen = Speculation(acceptance_method=acceptance_method)
+    chosen = SpeculationParams(acceptance_method=acceptance_method)
     engine = toy_engine(ToyModel(5, order=2, seed=1), ModelDrafter(Poisoned(value)), acceptance_method, 3)
     bad = make_request("bad", (0, POISON), params, speculation=chosen)
     events = run_all(engine, [bad, *healthy(params, acceptance_method)])

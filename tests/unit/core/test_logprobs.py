@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cospec.core.stats import TokenLogprobs
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -50,7 +50,7 @@ def test_every_token_has_its_logprob(acceptance_method: str, drafter: str, pages
     )
     prompts = [tuple((i * i + n) % VOCAB for i in range(9 + n)) for n in range(4)]
     requests = [
-        make_request(f"r{n}", prompt, params, speculation=Speculation(acceptance_method=acceptance_method))
+        make_request(f"r{n}", prompt, params, speculation=SpeculationParams(acceptance_method=acceptance_method))
         for n, prompt in enumerate(prompts)
     ]
     events = run_all(engine, requests)

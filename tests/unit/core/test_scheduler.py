@@ -17,7 +17,7 @@ from cospec.core.types import (
     RequestState,
     RequestStatus,
     SchedulerOutput,
-    Speculation,
+    SpeculationParams,
 )
 from cospec.models.block_manager import BlockPool
 from cospec.policies.fixed import Fixed
@@ -123,10 +123,10 @@ def test_a_draft_never_goes_beyond_what_may_be_written() -> None:
 def test_a_request_may_choose_its_draft_length() -> None:
     made = scheduler(k=3)
     for id, chosen in {
-        "off": Speculation(enabled=False),
-        "zero": Speculation(length=0),
-        "five": Speculation(length=5),
-        "default": Speculation(),
+        "off": SpeculationParams(enabled=False),
+        "zero": SpeculationParams(length=0),
+        "five": SpeculationParams(length=5),
+        "default": SpeculationParams(),
     }.items():
         made.add(sequence(id, 3, speculation=chosen))
     found = rounds(made, 2)[1]
@@ -145,8 +145,8 @@ def test_a_request_may_choose_its_draft_length() -> None:
 def test_a_tree_of_another_depth_keeps_its_shape(asked: int | None, shape: DraftBudget) -> None:
     made = scheduler()
     made.policy = Fixed(3, 9, (2, 2))
-    made.add(sequence("a", 3, speculation=Speculation(length=asked, acceptance_method="match")))
-    made.add(sequence("b", 3, speculation=Speculation(length=asked, acceptance_method="block")))
+    made.add(sequence("a", 3, speculation=SpeculationParams(length=asked, acceptance_method="match")))
+    made.add(sequence("b", 3, speculation=SpeculationParams(length=asked, acceptance_method="block")))
     made.limits = replace(made.limits, chain_methods=frozenset(("block",)))
     found = {}
     for _ in range(2):

@@ -16,7 +16,7 @@ from cospec.assembly.components import AcceptanceMethods
 from cospec.core.model_io import BatchOutput, SequenceSlice, TokenBatch
 from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.submitted_step import FinishedFuture
-from cospec.core.types import Draft, DraftBudget, Request, RequestState, ScheduledRequest, Speculation, StepOutput
+from cospec.core.types import Draft, DraftBudget, Request, RequestState, ScheduledRequest, SpeculationParams, StepOutput
 from cospec.core.verifier import TargetVerifier
 from cospec.distributed.messages import Window
 from cospec.distributed.stage_sampling import draws_of, window_output
@@ -67,7 +67,11 @@ class FixedLogits(ToyModel):
 
 def entry(number: int, params: SamplingParams, method: str = "match") -> ScheduledRequest:
     request = Request(
-        f"r{number}", tuple(range(PROMPT)), params, 2**63 + number, speculation=Speculation(acceptance_method=method)
+        f"r{number}",
+        tuple(range(PROMPT)),
+        params,
+        2**63 + number,
+        speculation=SpeculationParams(acceptance_method=method),
     )
     return ScheduledRequest(RequestState(request, list(range(PROMPT))), PROMPT, DraftBudget())
 

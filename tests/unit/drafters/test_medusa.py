@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cospec import LLM, SamplingParams, Speculation
+from cospec import LLM, SamplingParams, SpeculationParams
 from cospec.core.rng import StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Commit, DraftBudget, DraftContext
@@ -149,7 +149,7 @@ def test_heads_speak_in_a_pool(zoo_heads: Path, combiner: str, temperature: floa
     pool = {"method": "pool", "combiner": combiner, "drafters": members, "num_speculative_tokens": 3, "max_nodes": 6}
     llm = LLM(speculative_config=pool)
     spoken = llm.generate(prompts, sampling)
-    plain = llm.generate(prompts, sampling, Speculation(enabled=False))
+    plain = llm.generate(prompts, sampling, SpeculationParams(enabled=False))
     assert [one.outputs[0].token_ids for one in spoken] == [one.outputs[0].token_ids for one in plain]
     assert llm.engine.metrics().draft_tokens["heads"] > 16
     drafter = llm.engine.execution_mode.components.drafter

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.synthetic import SyntheticDrafter, SyntheticOptions
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -81,7 +81,11 @@ def test_other_rules_and_other_seeds_are_not_guessed() -> None:
             params = SamplingParams(temperature=1.0, seed=seed, max_tokens=20)
             run_all(
                 made,
-                [make_request(str(turn), (1, 2), params, speculation=Speculation(acceptance_method=acceptance_method))],
+                [
+                    make_request(
+                        str(turn), (1, 2), params, speculation=SpeculationParams(acceptance_method=acceptance_method)
+                    )
+                ],
             )
         assert made.metrics().drafts == {}, acceptance_method
 

@@ -16,7 +16,7 @@ from cospec import register_blend
 from cospec.assembly.build import build_components, build_engine
 from cospec.assembly.ensembles import build_proposer_policy
 from cospec.config import CollaborationConfig, EngineConfig
-from cospec.core.types import Event, FinishReason, Speculation
+from cospec.core.types import Event, FinishReason, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.collaborative import Collaborative
@@ -220,21 +220,21 @@ def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rule_that_is_not_exact_is_declared() -> None:
-    asked = make_request("r", (0,), PARAMS, speculation=Speculation(acceptance_method="typical"))
+    asked = make_request("r", (0,), PARAMS, speculation=SpeculationParams(acceptance_method="typical"))
     events = run_all(ensemble_engine(toys(2, 5), LAW), [asked])
     assert {event.distribution for event in events["r"]} == {"typical(weighted(0.6, 0.4))"}
 
 
 def test_requests_choose_what_they_may() -> None:
     engine = ensemble_engine(toys(2, 5), LAW, request_may_choose=("off",))
-    engine.add(make_request("plain", (0,), PARAMS, speculation=Speculation(enabled=False)))
+    engine.add(make_request("plain", (0,), PARAMS, speculation=SpeculationParams(enabled=False)))
     with pytest.raises(InvalidInput, match=r"speculation.acceptance_method is 'typical'"):
-        engine.add(make_request("r", (0,), PARAMS, speculation=Speculation(acceptance_method="typical")))
+        engine.add(make_request("r", (0,), PARAMS, speculation=SpeculationParams(acceptance_method="typical")))
 
 
 def test_requests_choose_a_policy_where_there_is_one() -> None:
     """The members' own proposals follow none of the table's."""
-    asked = make_request("r", (0, 1), PARAMS, speculation=Speculation(policy="off"))
+    asked = make_request("r", (0, 1), PARAMS, speculation=SpeculationParams(policy="off"))
     with pytest.raises(InvalidInput, match=r"speculation.policy is 'off'"):
         ensemble_engine(toys(2, 5), LAW).add(asked)
     drafted = []
@@ -250,7 +250,7 @@ def test_pool_drafts_for_sampled_requests() -> None:
     pool = pool_of(toy_drafters(5, ("first", "second")), "vote", vocab_size=5)
     engine = ensemble_engine(toys(2, 5), LAW, drafter=pool)
     unseeded = SamplingParams(max_tokens=12)
-    asked = make_request("r", (0, 1), unseeded, speculation=Speculation(drafters=("second",)))
+    asked = make_request("r", (0, 1), unseeded, speculation=SpeculationParams(drafters=("second",)))
     (last,) = run_all(engine, [asked])["r"][-1:]
     assert last.stats is not None
     assert last.stats.drafted > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cospec.bench.metrics import Selection, summarise
-from cospec.bench.timing import Chunk, Timing
+from cospec.bench.request_record import Chunk, Timing
 from cospec.config import EngineConfig
 from cospec.core.types import Event
 from cospec.metrics.engine import EngineMetrics, price_per_million

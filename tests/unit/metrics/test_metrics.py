@@ -12,7 +12,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.types import Speculation
+from cospec.core.types import SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.metrics.engine import EngineMetrics, merge
 from cospec.models.toy import ToyModel
@@ -29,7 +29,7 @@ def test_they_add_up(acceptance_method: str) -> None:
             f"r{n}",
             (0, 1, 2, 3, 4, n),
             SamplingParams(max_tokens=14, seed=n),
-            speculation=Speculation(acceptance_method=acceptance_method),
+            speculation=SpeculationParams(acceptance_method=acceptance_method),
         )
         for n in range(5)
     ]

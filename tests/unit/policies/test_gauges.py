@@ -10,7 +10,7 @@ import pytest
 
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats, StepTimes
-from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Speculation
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, SpeculationParams
 from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions
 from cospec.policies.latency.call_latency import ModelCall
 from cospec.policies.per_request import PerRequestPolicy
@@ -84,7 +84,7 @@ class OneAsksForSlope(Scraped):
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         first, *others = load.ready
-        asking = replace(first.request, speculation=Speculation(policy="slope"))
+        asking = replace(first.request, speculation=SpeculationParams(policy="slope"))
         return super().plan(replace(load, ready=[replace(first, request=asking), *others]))
 
 

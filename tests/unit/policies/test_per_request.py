@@ -18,7 +18,7 @@ from cospec.core.types import (
     FinishReason,
     Request,
     RequestState,
-    Speculation,
+    SpeculationParams,
 )
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
@@ -32,7 +32,7 @@ from harness.toys import make_request, run_all, toy_engine
 
 def asking(names: list[str | None]) -> list[RequestState]:
     return [
-        replace(one, request=replace(one.request, speculation=Speculation(policy=name)))
+        replace(one, request=replace(one.request, speculation=SpeculationParams(policy=name)))
         for one, name in zip(sequences(len(names)), names, strict=True)
     ]
 
@@ -91,7 +91,7 @@ def test_wrong_names_and_options() -> None:
 
 def test_requests_choose_what_they_may() -> None:
     def request(**chosen: Any) -> Request:
-        return make_request("r", (0, 1), SamplingParams(max_tokens=6, seed=1), speculation=Speculation(**chosen))
+        return make_request("r", (0, 1), SamplingParams(max_tokens=6, seed=1), speculation=SpeculationParams(**chosen))
 
     open_ = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)))
     run_all(open_, [request(policy="off")])

@@ -11,7 +11,7 @@ import pytest
 from cospec.config import EngineConfig, read_file, read_json, speculative_config
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import derive_seed
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Request, SpeculationParams
 from cospec.errors import InvalidInput
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -141,7 +141,9 @@ def test_files(tmp_path: Path) -> None:
 RESOLVER = InputProcessor(vocab_size=10, max_len=20, eos=frozenset({9, 8}), acceptance_method="auto", max_depth=6)
 
 
-def request(prompt: tuple[int, ...] = (1, 2), speculation: Speculation = Speculation(), **params: Any) -> Request:
+def request(
+    prompt: tuple[int, ...] = (1, 2), speculation: SpeculationParams = SpeculationParams(), **params: Any
+) -> Request:
     (made,) = make_requests("r", prompt, SamplingParams(**params), speculation)
     return made
 
@@ -157,8 +159,8 @@ def request(prompt: tuple[int, ...] = (1, 2), speculation: Speculation = Specula
         (request((1, 10)), "prompt token id is 10"),
         (request(stop_token_ids=(11,)), "stop_token_ids token id is 11"),
         (request(logit_bias={12: 1.0}), "logit_bias token id is 12"),
-        (request(speculation=Speculation(length=7)), "speculation.length is 7"),
-        (request(speculation=Speculation(acceptance_method="x")), "speculation.acceptance_method is 'x'"),
+        (request(speculation=SpeculationParams(length=7)), "speculation.length is 7"),
+        (request(speculation=SpeculationParams(acceptance_method="x")), "speculation.acceptance_method is 'x'"),
         (request(min_tokens=1, stop_token_ids=tuple(range(8))), "stop_token_ids is every token"),
     ],
 )
@@ -185,7 +187,7 @@ def test_which_rule_is_automatic() -> None:
     assert acceptance_methods == ["match", "match", "block", "block"]
     assert (
         RESOLVER.resolve(
-            request(seed=1, speculation=Speculation(acceptance_method="rejection"))
+            request(seed=1, speculation=SpeculationParams(acceptance_method="rejection"))
         ).speculation.acceptance_method
         == "rejection"
     )

@@ -44,7 +44,7 @@ class ResponseTimes:
         return min(self.most, self._rate * work * exp(self._spread) + SLACK)
 
     def observe(self, work: float, seconds: float) -> None:
-        """Learn from an answer, also from a late answer; ``seconds`` from question to answer."""
+        """Learn from an answer, also from a late answer; ``seconds`` from call to answer."""
         seconds = max(seconds, 1e-6)
         if self.answers:
             below = log(seconds) <= log(self._rate * work) + self._spread

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from cospec.cluster.nodes.hub import NodeHub, NodeSlot
+from cospec.cluster.nodes.hub import NodeHub, OfferedSlot
+from cospec.cluster.nodes.node_calls import PendingCall
 from cospec.cluster.nodes.node_session import NodeSession
-from cospec.cluster.nodes.questions import PendingQuestion
 from cospec.cluster.nodes.wire import NodeHello
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
 WAIT_SLICE = 0.5  # seconds of one wait at the socket
 
-Part = tuple[NodeSession, PendingQuestion]
-Ask = Callable[[NodeSession, list[int]], tuple[PendingQuestion, bytes]]
+Part = tuple[NodeSession, PendingCall]
+Ask = Callable[[NodeSession, list[int]], tuple[PendingCall, bytes]]
 """Asks a node about the contexts with these numbers."""
 
 
@@ -65,30 +65,30 @@ class NodeFuture:
         clock = self._hub.clock
         end = None if timeout is None else clock() + timeout
         while not self.done():
-            # the hub's thread may settle the last question in the meantime
-            due = max([question.due for _, question in self._parts if not question.settled], default=0.0)
+            # the hub's thread may settle the last call in the meantime
+            due = max([call.due for _, call in self._parts if not call.settled], default=0.0)
             left = due - clock()
             if end is not None:
                 if clock() >= end:
                     raise TimeoutError
                 left = min(left, end - clock())
             self._hub.attend(min(max(left, 0.0), WAIT_SLICE))
-        if all(question.lost for _, question in self._parts) and not self._optional:
+        if all(call.lost for _, call in self._parts) and not self._optional:
             raise DrafterLost("No drafter node answers.")
         return self._gather()
 
     def _gather(self) -> Any:
-        return {id: part for _, question in self._parts for id, part in (question.found or {}).items()}
+        return {id: part for _, call in self._parts for id, part in (call.found or {}).items()}
 
     def _over(self) -> bool:
-        return all([question.settled or link.overdue(question) for link, question in self._parts])
+        return all([call.settled or link.overdue(call) for link, call in self._parts])
 
 
 class NodeDraftsFuture(NodeFuture):
     """The drafts of one proposal; several of one request, where other nodes draft for other outcomes."""
 
     def _gather(self) -> Any:
-        return [draft for _, question in self._parts for draft in (question.found or {}).values()]
+        return [draft for _, call in self._parts for draft in (call.found or {}).values()]
 
 
 class NodeExecutor(DrafterExecutor):
@@ -104,7 +104,7 @@ class NodeExecutor(DrafterExecutor):
     same_machine: ClassVar[bool] = False
     parallel = True
 
-    def __init__(self, hub: NodeHub, slot: NodeSlot, info: DrafterInfo) -> None:
+    def __init__(self, hub: NodeHub, slot: OfferedSlot, info: DrafterInfo) -> None:
         self.weights = dict[str, float]()
         self._info, self._hub, self._slot, self._closed = info, hub, slot, False
         self._homes: dict[str, NodeSession] = {}  # the node that has the tokens of a request
@@ -205,19 +205,19 @@ class NodeExecutor(DrafterExecutor):
         return self._send(idle, chosen, _proposal(contexts, budgets))
 
     def _score_known_tokens(self, contexts: Sequence[DraftContext]) -> NodeFuture:
-        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingCall, bytes]:
             return link.ask_scores([contexts[row] for row in rows])
 
         return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.scores), optional=True)
 
     def _candidates(self, contexts: Sequence[DraftContext], distributions: bool) -> NodeFuture:
-        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingQuestion, bytes]:
+        def ask(link: NodeSession, rows: list[int]) -> tuple[PendingCall, bytes]:
             return link.ask_steps([contexts[row] for row in rows], distributions)
 
         return NodeFuture(self._hub, self._ask(contexts, ask, lambda hello: hello.steps))
 
     def _ask(self, contexts: Sequence[DraftContext], ask: Ask, able: Callable[[NodeHello], bool]) -> list[Part]:
-        """Send one question to each node that has some of the requests."""
+        """Send one node call to each node that has some of the requests."""
         self._hub.attend(0.0)
         shares: dict[bytes, list[int]] = {}
         usable = {
@@ -237,12 +237,12 @@ class NodeExecutor(DrafterExecutor):
         for identity, rows in shares.items():
             link = links[identity]
             try:
-                question, frame = ask(link, rows)
+                call, frame = ask(link, rows)
             except ProtocolError:  # more tokens than a frame may hold
                 continue
-            if not self._hub.send(identity, frame) and not question.lost:
+            if not self._hub.send(identity, frame) and not call.lost:
                 link.unsent()
-            parts.append((link, question))
+            parts.append((link, call))
         return parts
 
     def _choose(self, id: str, usable: Mapping[bytes, NodeSession], loads: Mapping[bytes, float]) -> bytes:

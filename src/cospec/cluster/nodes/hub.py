@@ -17,16 +17,16 @@ from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
 from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.unread_limit import UnreadLimit
-from cospec.cluster.nodes.users import QUARANTINE_SECONDS, Counted, NodeTotals, NodeUsers
+from cospec.cluster.nodes.user_records import QUARANTINE_SECONDS, Counted, NodeTotals, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     LONGEST_REASON,
     MAX_BYTES,
     DamagedFrame,
     FrameCodec,
-    HelloAgain,
-    NodeBeat,
+    HelloRequest,
     NodeDrafts,
+    NodeHeartbeat,
     NodeHello,
     NodeLeave,
     NodeMessage,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class NodeSlot:
+class OfferedSlot:
     """A drafter of the configuration that nodes may offer.
 
     Attributes:
@@ -72,7 +72,7 @@ class Peer:
     """A connection with an accepted offer, of one authenticated user."""
 
     user: str
-    slot: NodeSlot
+    slot: OfferedSlot
     link: NodeSession
 
 
@@ -88,7 +88,7 @@ class NodeHub:
 
     def __init__(self, options: NodesOptions, vocab_size: int, clock: Clock = time.monotonic) -> None:
         self.options, self.vocab_size, self.clock = options, vocab_size, clock
-        self.slots: dict[str, NodeSlot] = {}
+        self.slots: dict[str, OfferedSlot] = {}
         self.address = ""
         self._peers: dict[bytes, Peer] = {}  # by the identity of the connection
         self._users, self._totals = NodeUsers(clock), NodeTotals()
@@ -101,7 +101,7 @@ class NodeHub:
         self._closed = threading.Event()
         self._messages = FrameCodec(ToVerifier)
 
-    def add(self, name: str, method: str, samples: bool) -> NodeSlot:
+    def add(self, name: str, method: str, samples: bool) -> OfferedSlot:
         """Let nodes offer a drafter of that name.
 
         Raises:
@@ -110,17 +110,17 @@ class NodeHub:
         """
         with self.lock:
             self._open()
-            slot = self.slots[name] = NodeSlot(name, method, samples)
+            slot = self.slots[name] = OfferedSlot(name, method, samples)
         return slot
 
-    def remove(self, slot: NodeSlot) -> None:
+    def remove(self, slot: OfferedSlot) -> None:
         """No node may offer the drafter any more. The socket closes with the last drafter."""
         with self.lock:
             if self.slots.get(slot.name) is not slot:
                 return
             del self.slots[slot.name]
             for identity in list(slot.links):
-                self._tell(identity, HelloAgain())
+                self._tell(identity, HelloRequest())
                 self._drop(identity)
         if not self.slots:
             self._close()
@@ -276,7 +276,7 @@ class NodeHub:
         match message:
             case NodeDrafts() | NodeScores() | NodeSteps():
                 peer.slot.busy += link.answer(message)
-            case NodeBeat(waiting):
+            case NodeHeartbeat(waiting):
                 link.waiting = waiting
             case NodeLeave():
                 log.info("node %s leaves", link.hello.node)
@@ -302,7 +302,7 @@ class NodeHub:
         except DamagedFrame:
             return
         if not isinstance(message, NodeHello):
-            self._tell(identity, HelloAgain())
+            self._tell(identity, HelloRequest())
             return
         reason = self._why_not(message)
         if reason:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from cospec.cluster.nodes.checks import AskedDraft, check_draft, check_score, check_step
+from cospec.cluster.nodes.answer_checks import AskedDraft, check_draft, check_score, check_step
 from cospec.cluster.nodes.deadline import ResponseTimes, work_of
-from cospec.cluster.nodes.questions import NodeCounts, PendingQuestion
+from cospec.cluster.nodes.node_calls import NodeCounts, PendingCall
 from cospec.cluster.nodes.request_copies import TokenSender
 from cospec.cluster.nodes.wire import (
     LONGEST_REASON,
@@ -22,6 +22,7 @@ from cospec.cluster.nodes.wire import (
     AskDrafts,
     AskScores,
     AskSteps,
+    Call,
     DamagedFrame,
     FrameCodec,
     NodeCommits,
@@ -30,7 +31,6 @@ from cospec.cluster.nodes.wire import (
     NodeHello,
     NodeScores,
     NodeSteps,
-    Question,
     TokensUpdate,
     ToVerifier,
 )
@@ -40,7 +40,7 @@ from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.runtime.codec import ProtocolError
 
 MOST_DAMAGED = 8  # damaged frames before quarantine
-MOST_OPEN = 32  # questions without an answer, after which a node is asked no more
+MOST_OPEN = 32  # calls without an answer, after which a node is asked no more
 MISSES = 3  # late answers in a row after which a node is asked no more, until the node answers a probe
 PROBE_SECONDS = 1.0  # from the last of these late answers to the first probe, doubled each time
 LONGEST_PAUSE = 60.0  # of the pauses before a probe
@@ -78,7 +78,7 @@ class NodeSession:
     misses: int = 0
     pause: float = 0.0
     _probe_at: float = 0.0
-    _open: dict[int, PendingQuestion] = field(default_factory=dict)
+    _open: dict[int, PendingCall] = field(default_factory=dict)
     _number: int = 0
     _sender: TokenSender = field(default_factory=TokenSender)
     _codec: FrameCodec = field(default_factory=lambda: FrameCodec(ToVerifier))
@@ -92,19 +92,19 @@ class NodeSession:
 
     @property
     def load(self) -> float:
-        """Predicted seconds of the questions without an answer."""
-        return sum([self.times.predict(question.work) for question in self._open.values()])
+        """Predicted seconds of the calls without an answer."""
+        return sum([self.times.predict(call.work) for call in self._open.values()])
 
     @property
     def unanswered(self) -> int:
-        """Questions that wait for an answer, without those whose answers must have been lost."""
+        """Calls that wait for an answer, without those whose answers must have been lost."""
         return len(self._open) - len(self._expired())
 
     def knows(self, id: str) -> bool:
         """Whether the node has a copy of the request's tokens."""
         return id in self._sender
 
-    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[PendingQuestion, bytes]:
+    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[PendingCall, bytes]:
         """The frame that asks for drafts, and where the answer will be.
 
         Raises:
@@ -112,24 +112,24 @@ class NodeSession:
         """
         pairs = zip(contexts, budgets, strict=True)
         asked = {context.id: AskedDraft.of(context, budget, self.samples) for context, budget in pairs}
-        question, frame = self._ask(
+        call, frame = self._ask(
             contexts,
             lambda number, updates: AskDrafts(number, updates, list(budgets)),
             work_of(budgets, 0),
             (NodeDrafts, lambda part: check_draft(part, asked[part.id], self.vocab_size, self.hello.drafter)),
         )
         if any(each.wants_q for each in asked.values()):  # time must not select among tokens that were drawn
-            question.due = question.sent + self.times.most
-        return question, frame
+            call.due = call.sent + self.times.most
+        return call, frame
 
-    def ask_scores(self, contexts: Sequence[DraftContext]) -> tuple[PendingQuestion, bytes]:
+    def ask_scores(self, contexts: Sequence[DraftContext]) -> tuple[PendingCall, bytes]:
         """The same for the probability of the latest known tokens."""
         work = work_of((), LOOKBACK * len(contexts))
-        question, frame = self._ask(contexts, AskScores, work, (NodeScores, check_score))
-        question.due = inf  # no step waits for scores
-        return question, frame
+        call, frame = self._ask(contexts, AskScores, work, (NodeScores, check_score))
+        call.due = inf  # no step waits for scores
+        return call, frame
 
-    def ask_steps(self, contexts: Sequence[DraftContext], distributions: bool) -> tuple[PendingQuestion, bytes]:
+    def ask_steps(self, contexts: Sequence[DraftContext], distributions: bool) -> tuple[PendingCall, bytes]:
         """The same for one token after each request.
 
         The deadline may decide also where ``distributions`` are asked for: the verifier draws after the deadline.
@@ -143,14 +143,14 @@ class NodeSession:
         )
 
     def probe(self) -> bytes | None:
-        """The frame of a question without requests, for a node that was late; None where no probe is due.
+        """The frame of a call without requests, for a node that was late; None where no probe is due.
 
         No step waits for a probe. A node that answers is asked again, and stops being asked with the next late answer.
         """
         if self.misses < MISSES or self.unanswered or self.clock() < self._probe_at:
             return None
-        question, frame = self._ask((), lambda number, _: AskDrafts(number, [], []), 0.0, (NodeDrafts, lambda _: None))
-        question.late, self._probe_at = True, self.clock() + PROBE_SECONDS
+        call, frame = self._ask((), lambda number, _: AskDrafts(number, [], []), 0.0, (NodeDrafts, lambda _: None))
+        call.late, self._probe_at = True, self.clock() + PROBE_SECONDS
         return frame
 
     def resume(self, pause: float) -> None:
@@ -160,10 +160,10 @@ class NodeSession:
     def _ask(
         self,
         contexts: Sequence[DraftContext],
-        message: Callable[[int, list[TokensUpdate]], Question],
+        message: Callable[[int, list[TokensUpdate]], Call],
         work: float,
         answer: tuple[type[Answer], Callable[[Any], Any]],
-    ) -> tuple[PendingQuestion, bytes]:
+    ) -> tuple[PendingCall, bytes]:
         for number in self._expired():
             self.times.miss()
             self._give_up(number)
@@ -173,9 +173,9 @@ class NodeSession:
         now = self.clock()
         work += work_of((), sum([len(update.tokens) for update in updates])) - work_of((), 0)
         wait = min(self.times.deadline(work) + self.load, self.times.most)
-        question = PendingQuestion(now, now + wait, work, {update.id: update for update in updates}, *answer)
-        self._open[self._number] = question
-        return question, frame
+        call = PendingCall(now, now + wait, work, {update.id: update for update in updates}, *answer)
+        self._open[self._number] = call
+        return call, frame
 
     def commit(self, commits: Iterable[Commit]) -> bytes | None:
         """The frame that reports commits of requests that the node knows; None without such requests."""
@@ -201,18 +201,18 @@ class NodeSession:
             return None
 
     def unsent(self) -> None:
-        """The latest question did not leave: the node does not read, or is gone."""
-        _, question = self._open.popitem()
-        question.lost = True
+        """The latest call did not leave: the node does not read, or is gone."""
+        _, call = self._open.popitem()
+        call.lost = True
         self.counts.lost += 1
-        self._sender.forget(list(question.asked))
+        self._sender.forget(list(call.asked))
 
-    def overdue(self, question: PendingQuestion) -> bool:
-        """Whether the verifier goes on without the answer; counts each late question once."""
-        if question.settled or self.clock() < question.due:
+    def overdue(self, call: PendingCall) -> bool:
+        """Whether the verifier goes on without the answer; counts each late call once."""
+        if call.settled or self.clock() < call.due:
             return False
-        if not question.late:
-            question.late = True
+        if not call.late:
+            call.late = True
             self.counts.late += 1
             self.misses += 1
             if self.misses == MISSES:
@@ -242,26 +242,26 @@ class NodeSession:
         """Take an answer; returns its seconds. An answer that breaks the protocol is dropped."""
         self.waiting = message.waiting
         if not 0 < message.number <= self._number or not 0 <= message.seconds < 1e6:
-            self.exclude("The node answers a question that was never asked.")
+            self.exclude("The node answers a call that was never made.")
             return 0.0
-        question = self._open.pop(message.number, None)
-        if question is None:
+        call = self._open.pop(message.number, None)
+        if call is None:
             self.counts.ignored += 1
             return 0.0
         for number in [number for number in self._open if number < message.number]:
-            self._give_up(number)  # answers come in the order of the questions
-        self._learn(question)
+            self._give_up(number)  # answers come in the order of the calls
+        self._learn(call)
         self.busy += message.seconds
         try:
-            found = self._read(message, question)
+            found = self._read(message, call)
         except Exception as error:  # whatever a check raises, the answer is wrong
-            question.lost = True
+            call.lost = True
             self.exclude(str(error))
             return 0.0
         if message.error:
             self.counts.errors += 1
             log.warning("the drafter of node %s failed: %.200r", self.hello.node, message.error)
-            question.lost = True
+            call.lost = True
         else:
             match message:
                 case NodeDrafts():
@@ -270,7 +270,7 @@ class NodeSession:
                     self.counts.scores += len(found)
                 case NodeSteps():
                     self.counts.steps += len(found)
-            question.found = found
+            call.found = found
         return message.seconds
 
     def exclude(self, reason: str) -> None:
@@ -281,47 +281,47 @@ class NodeSession:
 
     def lose(self) -> None:
         """Nothing that the node was asked will be answered."""
-        for question in self._open.values():
-            question.lost = True
+        for call in self._open.values():
+            call.lost = True
             self.counts.lost += 1
         self._open.clear()
         self._sender.clear()
 
-    def _learn(self, question: PendingQuestion) -> None:
+    def _learn(self, call: PendingCall) -> None:
         """Learn from the time of an answer. Scores, which no step waits for, do not show that a node is in time.
 
-        After ``MISSES`` late answers an answer to a probe alone allows the next question.
+        After ``MISSES`` late answers an answer to a probe alone allows the next call.
         """
-        if not question.work:  # a probe
+        if not call.work:  # a probe
             self.misses = min(self.misses, MISSES - 1)
             return
-        self.times.observe(question.work, self.clock() - question.sent)
-        if not question.late and question.due < inf:
+        self.times.observe(call.work, self.clock() - call.sent)
+        if not call.late and call.due < inf:
             self.misses, self.pause = 0, self.pause * RECOVERY
             if self.pause < PROBE_SECONDS:
                 self.pause = 0.0
 
     def _expired(self) -> list[int]:
-        """Questions whose answers must have been lost."""
+        """Calls whose answers must have been lost."""
         oldest = self.clock() - self.times.most
-        return [number for number, question in self._open.items() if question.sent < oldest]
+        return [number for number, call in self._open.items() if call.sent < oldest]
 
     def _give_up(self, number: int) -> None:
         self._open.pop(number).lost = True
         self.counts.lost += 1
 
-    def _read(self, message: Answer, question: PendingQuestion) -> dict[str, Any]:
+    def _read(self, message: Answer, call: PendingCall) -> dict[str, Any]:
         """The valid parts of an answer, by request."""
-        if type(message) is not question.kind:
-            raise ProtocolError("The node answers another question than asked.")
-        resync = self._sender.forget([id for id in message.resync if id in question.asked])
+        if type(message) is not call.kind:
+            raise ProtocolError("The node answers another call than was made.")
+        resync = self._sender.forget([id for id in message.resync if id in call.asked])
         self.counts.resyncs += len(resync)
         found: dict[str, Any] = {}
         for part in message.found:
-            asked = question.asked.get(part.id)
+            asked = call.asked.get(part.id)
             if asked is None or part.id in found:
                 raise ProtocolError("An answer has a part that was not asked for.")
             if part.epoch != asked.epoch or part.base != asked.known:
                 raise ProtocolError("An answer is about other tokens than asked.")
-            found[part.id] = question.check(part)
+            found[part.id] = call.check(part)
         return found

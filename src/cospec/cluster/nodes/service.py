@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cospec.cluster.nodes.checks import sparse_row
+from cospec.cluster.nodes.answer_checks import sparse_row
 from cospec.cluster.nodes.request_copies import TokenCopies
 from cospec.cluster.nodes.wire import (
     Answer,
     AskDrafts,
     AskScores,
     AskSteps,
+    Call,
     DamagedFrame,
     FrameCodec,
-    HelloAgain,
+    HelloRequest,
     NodeCommits,
     NodeDraft,
     NodeDrafts,
@@ -29,7 +30,6 @@ from cospec.cluster.nodes.wire import (
     NodeScores,
     NodeStep,
     NodeSteps,
-    Question,
     Refused,
     ToNode,
     Welcome,
@@ -91,7 +91,7 @@ class NodeService:
                 self.welcome, self.refused = False, reason
                 self.hello_at = self.clock() + min(max(seconds, 1.0), 3600.0)
                 log.error("the verifier refuses drafter %s: %s", self.hello.drafter, reason)
-            case HelloAgain():
+            case HelloRequest():
                 self.welcome, self.hello_at = False, self.clock()
             case AskDrafts() | AskScores() | AskSteps() | NodeCommits() | NodeFree():
                 return self._serve(message, waiting)
@@ -103,7 +103,7 @@ class NodeService:
         if ids:
             self.drafter.free(ids)
 
-    def _serve(self, message: Question | NodeCommits | NodeFree, waiting: int) -> bytes | None:
+    def _serve(self, message: Call | NodeCommits | NodeFree, waiting: int) -> bytes | None:
         if message.number <= self._number:
             return None
         self._number = message.number
@@ -126,7 +126,7 @@ class NodeService:
 
     def _answer(
         self,
-        message: Question,
+        message: Call,
         waiting: int,
         kind: type[Answer],
         work: Callable[[list[DraftContext]], Sequence[NodeItem]],

@@ -20,7 +20,7 @@ from cospec.errors import CospecError
 from cospec.runtime.codec import Codec, ProtocolError
 from cospec.runtime.messages import ContextStart
 
-VERSION = 3  # of all messages of this file; a change to any field changes the number
+VERSION = 4  # of all messages of this file; a change to any field, or to the name of a message, changes the number
 MAGIC = b"cn"
 HEADER = struct.Struct("<2sBI")  # magic, version, checksum of the payload
 MAX_BYTES = 4 << 20  # of one frame
@@ -69,7 +69,7 @@ class Refused(NodeMessage, frozen=True):
     seconds: float
 
 
-class HelloAgain(NodeMessage, frozen=True):
+class HelloRequest(NodeMessage, frozen=True):
     """The verifier does not know the sender: the node is to send ``NodeHello``."""
 
 
@@ -106,24 +106,24 @@ class TokensUpdate(msgspec.Struct, frozen=True, array_like=True):
         return self.base + len(self.tokens)
 
 
-class NodeQuestion(NodeMessage, frozen=True):
-    """Base of questions; an answer has the same number. Numbers of a connection only grow."""
+class NodeCall(NodeMessage, frozen=True):
+    """Base of node calls; an answer has the same number. Numbers of a connection only grow."""
 
     number: int
     updates: list[TokensUpdate]
 
 
-class AskDrafts(NodeQuestion, frozen=True):
+class AskDrafts(NodeCall, frozen=True):
     """Asks for drafts; ``NodeDrafts`` answers."""
 
     budgets: list[DraftBudget]
 
 
-class AskScores(NodeQuestion, frozen=True):
+class AskScores(NodeCall, frozen=True):
     """Asks how probable the latest known tokens are; ``NodeScores`` answers."""
 
 
-class AskSteps(NodeQuestion, frozen=True):
+class AskSteps(NodeCall, frozen=True):
     """Asks for one token after each of the requests; ``NodeSteps`` answers.
 
     Attributes:
@@ -236,7 +236,7 @@ class NodeSteps(NodeAnswer, frozen=True):
     found: list[NodeStep] = []
 
 
-class NodeBeat(NodeMessage, frozen=True):
+class NodeHeartbeat(NodeMessage, frozen=True):
     """The node is alive; sent where nothing else was sent for a second."""
 
     waiting: int = 0
@@ -246,10 +246,10 @@ class NodeLeave(NodeMessage, frozen=True):
     """The node leaves; the verifier asks no more."""
 
 
-Question = AskDrafts | AskScores | AskSteps
+Call = AskDrafts | AskScores | AskSteps
 Answer = NodeDrafts | NodeScores | NodeSteps
-ToNode = Welcome | Refused | HelloAgain | Question | NodeCommits | NodeFree
-ToVerifier = NodeHello | Answer | NodeBeat | NodeLeave
+ToNode = Welcome | Refused | HelloRequest | Call | NodeCommits | NodeFree
+ToVerifier = NodeHello | Answer | NodeHeartbeat | NodeLeave
 
 
 class FrameCodec:

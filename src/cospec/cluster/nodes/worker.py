@@ -19,7 +19,7 @@ from cospec.cluster.nodes.delayed_link import LINGER, DelayedLink
 from cospec.cluster.nodes.hub_options import check_address, zeromq
 from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.service import NodeService
-from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
+from cospec.cluster.nodes.wire import MAX_BYTES, NodeHeartbeat, NodeHello, NodeLeave
 from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
@@ -140,7 +140,7 @@ class DrafterNode:
         """Offer the drafter, or say that the node is alive; as soon as the connection is there."""
         zmq, now = zeromq(), time.monotonic()
         due = now - self._spoken[socket] >= BEAT_SECONDS and now >= service.hello_at
-        sent = due and self._send(socket, service.encode(NodeBeat() if service.welcome else service.hello))
+        sent = due and self._send(socket, service.encode(NodeHeartbeat() if service.welcome else service.hello))
         if sent:
             self._spoken[socket] = now
         self._poller.register(socket, zmq.POLLIN if sent or not due else zmq.POLLIN | zmq.POLLOUT)

@@ -10,7 +10,7 @@ from cospec.core.types import Commit, Draft, DraftBudget
 from cospec.drafters.pool.combiners.combiner import UNKNOWN, Combiner, CombineTask, DraftCandidates
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
-from cospec.drafters.pool.routing.selection import Routing, RoutingInput, Similarity
+from cospec.drafters.pool.routing.routing import Routing, RoutingInput, Similarity
 from cospec.drafters.pool.state import (
     NOVELTY_RATE,
     DraftTask,

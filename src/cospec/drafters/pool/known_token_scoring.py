@@ -8,7 +8,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.types import DraftContext, TokenScores
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
-from cospec.drafters.pool.routing.selection import Routing
+from cospec.drafters.pool.routing.routing import Routing
 from cospec.drafters.pool.state import PoolRequestState
 
 CLEAR_LEAD = 0.6  # share of the weight of drafters with a cost at which scores seldom change the choice

@@ -13,7 +13,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.rng import Floats
 from cospec.core.submitted_step import Future
 from cospec.core.types import DraftContext
-from cospec.drafters.interfaces import StartLogits, StepwiseDrafter
+from cospec.drafters.interfaces import NextLogits, StepwiseDrafter
 
 ResultT = TypeVar("ResultT")
 
@@ -105,8 +105,8 @@ class LockstepSession:
         for member, rows in taking.items():
             if member in self.elsewhere:
                 continue
-            opening: StartLogits = self.members[member].call(
-                StartLogits((), _NO_ROWS),
+            opening: NextLogits = self.members[member].call(
+                NextLogits((), _NO_ROWS),
                 self.steppers[member].open,
                 [contexts[row] for row in rows],
                 [depths[row] for row in rows],

@@ -46,21 +46,21 @@ class PoolOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedDrafter:
     """A drafter with its configured name."""
 
     name: str
     drafter: Drafter
 
 
-def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> list[Named]:
+def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> list[NamedDrafter]:
     """Build all drafters of the pool.
 
     Raises:
         InvalidInput: a drafter's options are wrong; the error names the drafter.
         ModelError: a drafter's model cannot be loaded; the error names the drafter.
     """
-    built: list[Named] = []
+    built: list[NamedDrafter] = []
     try:
         _build_each(options, build_context, built)
     except BaseException:
@@ -70,7 +70,7 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
     return built
 
 
-def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built: list[Named]) -> None:
+def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built: list[NamedDrafter]) -> None:
     """Append each drafter of the pool to ``built``."""
     for number, given in enumerate(options.drafters):
         name = given["name"] if "name" in given else _method(given, f"{WHERE}[{number}].method")
@@ -79,7 +79,7 @@ def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built:
         if name in RESERVED or name in (each.name for each in built):
             raise InvalidInput(f"{WHERE}[{number}].name", name, "a name that nothing else has")
         try:
-            built.append(Named(name, _build({**given, "name": name}, build_context)))
+            built.append(NamedDrafter(name, _build({**given, "name": name}, build_context)))
         except InvalidInput as error:
             raise error.within(called(number, name)) from None
         except ModelError as error:
@@ -91,7 +91,7 @@ def called(number: int, name: object) -> str:
     return f"{WHERE}[{number}] {name!r}"
 
 
-def check_distributions(drafters: Sequence[Named], combiner: str, token_steps: bool = True) -> None:
+def check_distributions(drafters: Sequence[NamedDrafter], combiner: str, token_steps: bool = True) -> None:
     """Check that every drafter suits a mixture.
 
     Raises:

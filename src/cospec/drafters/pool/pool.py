@@ -28,9 +28,9 @@ from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.explore import OutputEmbeddings
-from cospec.drafters.pool.routing.selection import Routing, Similarity
+from cospec.drafters.pool.routing.routing import Routing, Similarity
 from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
-from cospec.drafters.pool.whole_drafts import Outcome, OutcomeDrafts, WholeDrafts, start_outcomes
+from cospec.drafters.pool.whole_drafts import Outcome, PendingOutcomeDrafts, WholeDrafts, start_outcomes
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
@@ -356,7 +356,7 @@ class PoolDrafter(Drafter):
     def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.member_names) if name in names])
 
-    def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[OutcomeDrafts]:
+    def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[PendingOutcomeDrafts]:
         """Ask drafters on nodes without a part in this step."""
         idle = []
         for number in self._whole_drafts.askable if others else ():

@@ -108,7 +108,7 @@ def _member_budgets(budget: DraftBudget, branches: bool, confident: bool, count_
     )
 
 
-class OutcomeDrafts(NamedTuple):
+class PendingOutcomeDrafts(NamedTuple):
     """Drafts on their way from one drafter."""
 
     member: Member
@@ -123,7 +123,7 @@ class OutcomeDrafts(NamedTuple):
 
 def start_outcomes(
     others: Sequence[Outcome], idle: Sequence[Member], rank: Callable[[str], Sequence[float]], clock: Clock
-) -> list[OutcomeDrafts]:
+) -> list[PendingOutcomeDrafts]:
     """Ask each idle drafter about one outcome of each request; a request's heaviest drafter gets its likeliest outcome.
 
     Args:
@@ -136,9 +136,9 @@ def start_outcomes(
             left[context.id] = sorted([at for at in range(len(idle)) if weights[at]], key=lambda at: weights[at])
         if left[context.id]:
             shares[left[context.id].pop()].append((context, budget))
-    started, found = clock(), list[OutcomeDrafts]()
+    started, found = clock(), list[PendingOutcomeDrafts]()
     for member, share in zip(idle, shares, strict=True):
         future = member.start_outcomes(share) if share else None
         if future is not None:
-            found.append(OutcomeDrafts(member, future, started))
+            found.append(PendingOutcomeDrafts(member, future, started))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from cospec.core.interfaces import Blend
-from cospec.core.types import Distribution, Request
+from cospec.core.types import DeclaredDistribution, Request
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import parse
 from cospec.registry import BLENDS
@@ -41,9 +41,9 @@ def build_blend(ensemble: Mapping[str, Any], count: int) -> Blend:
     return blend
 
 
-def distribution_of(blend: Blend) -> Distribution:
+def distribution_of(blend: Blend) -> DeclaredDistribution:
     """Return what responses declare of a blend."""
-    return Distribution(blend.name, blend.exact)
+    return DeclaredDistribution(blend.name, blend.exact)
 
 
 class BlendRegistry:

@@ -2,7 +2,7 @@
 
 Before a step, acceptance rates give expected tokens and the time model gives seconds; the best ratio gives the lengths.
 Length 0 is a candidate: nothing is drafted, and nothing is fed to the drafter. Every running sequence takes part in
-every step, unless ``choose_batch`` lets ``batch_choice.py`` leave some out. Ties go to the older sequence.
+every step, unless ``choose_batch`` lets ``sequence_selection.py`` leave some out. Ties go to the older sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 from cospec.plugin_options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
-from cospec.policies.goodput.batch_choice import BatchChoice
 from cospec.policies.goodput.decision import (
     FIRST_WAIT,
     KEEP,
@@ -39,6 +38,7 @@ from cospec.policies.goodput.length_optimizer import LengthChoice, allocate
 from cospec.policies.goodput.length_problem import LengthProblem, Solve
 from cospec.policies.goodput.level_rates import LevelRates
 from cospec.policies.goodput.num_drafters import NumDrafters
+from cospec.policies.goodput.sequence_selection import SequenceSelection
 from cospec.policies.goodput.shape_choice import ShapeChoice
 from cospec.policies.goodput.split_multi_step import ObservedSteps
 from cospec.policies.goodput.step_costs import LengthInputs, StepBounds, StepCosts
@@ -98,7 +98,7 @@ class Goodput(Policy):
         self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
         self.num_drafters = NumDrafters(able.num_drafters if options.choose_drafters else 1)
-        self.batch = BatchChoice(options.max_step_seconds or float("inf"), every_size)
+        self.batch = SequenceSelection(options.max_step_seconds or float("inf"), every_size)
         bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
         self._costs = StepCosts(self.cost, bounds)
         self._shapes = ShapeChoice(context, self._costs, solve, levels, self.trees)

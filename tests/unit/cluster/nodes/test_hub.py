@@ -12,7 +12,7 @@ import pytest
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.node_session import MISSES, NodeSession
-from cospec.cluster.nodes.users import (
+from cospec.cluster.nodes.user_records import (
     MOST_NAMES,
     MOST_USERS,
     OTHERS,

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cospec.cluster.nodes import node_session, request_copies, wire
 from cospec.cluster.nodes.deadline import WARM_UP
-from cospec.cluster.nodes.questions import PendingQuestion
-from cospec.cluster.nodes.wire import FrameCodec, NodeBeat, TokensUpdate, ToVerifier
+from cospec.cluster.nodes.node_calls import PendingCall
+from cospec.cluster.nodes.wire import FrameCodec, NodeHeartbeat, TokensUpdate, ToVerifier
 from cospec.core.types import Commit
 from harness.node_network import VOCAB, Echo, Network, context, drafts_of, echo
 
@@ -27,7 +27,7 @@ class Protocol(RuleBasedStateMachine):
     def start(self) -> None:
         self.network = Network()
         self.tokens: dict[str, list[int]] = {"a": [1], "b": [2], "c": [3]}
-        self.asked: list[tuple[PendingQuestion, dict[str, tuple[int, ...]]]] = []
+        self.asked: list[tuple[PendingCall, dict[str, tuple[int, ...]]]] = []
         self.damaged = 0
 
     @rule(ids=st.sets(IDS, min_size=1), assumed=st.integers(0, 2), depth=st.integers(1, 4))
@@ -36,8 +36,8 @@ class Protocol(RuleBasedStateMachine):
             return
         ahead = [5] * assumed
         contexts = [context(id, [*self.tokens[id], *ahead], assumed) for id in sorted(ids)]
-        question = self.network.ask(contexts, depth)
-        self.asked.append((question, {each.id: echo(each.tokens, depth) for each in contexts}))
+        call = self.network.ask(contexts, depth)
+        self.asked.append((call, {each.id: echo(each.tokens, depth) for each in contexts}))
 
     @rule(id=IDS, count=st.integers(1, 3), token=st.integers(0, VOCAB - 1))
     def commit(self, id: str, count: int, token: int) -> None:
@@ -95,20 +95,20 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def heal(self) -> None:
-        """Without further damage, the second question of a request gets its draft."""
+        """Without further damage, the second call of a request gets its draft."""
         self.network.settle()
         self.network.now += 100.0
         for _ in range(2):
             wanted = {id: echo(tokens, 3) for id, tokens in self.tokens.items()}
-            question = self.network.ask([context(id, tokens) for id, tokens in self.tokens.items()])
+            call = self.network.ask([context(id, tokens) for id, tokens in self.tokens.items()])
             self.network.settle()
-            found = {draft.id: draft.tokens for draft in drafts_of(question)}
+            found = {draft.id: draft.tokens for draft in drafts_of(call)}
         assert found == wanted
 
     @invariant()
     def drafts_continue_what_was_asked(self) -> None:
-        for question, wanted in self.asked:
-            for draft in drafts_of(question):
+        for call, wanted in self.asked:
+            for draft in drafts_of(call):
                 assert draft.tokens == wanted[draft.id]
         assert not self.network.link.quarantine, "an honest node is not excluded"
 
@@ -118,24 +118,24 @@ TestProtocol.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def one_lost_update(network: Network) -> Sequence[tuple[int, ...]]:
-    """The drafts of the second and third question, where the node misses the update between them."""
+    """The drafts of the second and third call, where the node misses the update between them."""
     network.ask([context("a", [1, 2], assumed=1)])
     network.settle()
     network.ask([context("a", [1, 3])])
     network.to_node.clear()
     network.now += 1.0
-    question = network.ask([context("a", [1, 3, 4])])
+    call = network.ask([context("a", [1, 3, 4])])
     network.settle()
-    return [draft.tokens for draft in drafts_of(question)]
+    return [draft.tokens for draft in drafts_of(call)]
 
 
 def test_a_lost_update_costs_one_draft_and_a_new_epoch() -> None:
     network = Network()
     assert one_lost_update(network) == []
     assert network.link.counts.resyncs == 1
-    question = network.ask([context("a", [1, 3, 4])])
+    call = network.ask([context("a", [1, 3, 4])])
     network.settle()
-    assert [draft.tokens for draft in drafts_of(question)] == [echo([1, 3, 4], 3)]
+    assert [draft.tokens for draft in drafts_of(call)] == [echo([1, 3, 4], 3)]
 
 
 def test_without_numbers_of_updates_a_node_drafts_for_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +151,11 @@ def test_without_numbers_of_updates_a_node_drafts_for_wrong_tokens(monkeypatch: 
 
 def test_repeated_and_late_answers_are_ignored() -> None:
     network = Network()
-    question = network.ask([context("a", [1, 2])])
+    call = network.ask([context("a", [1, 2])])
     network.reach_node()
     network.to_verifier *= 3
     network.settle()
-    assert len(drafts_of(question)) == 1
+    assert len(drafts_of(call)) == 1
     assert network.link.counts.ignored == 2
     late = network.ask([context("a", [1, 2, 3])])
     network.now += 60.0
@@ -168,11 +168,11 @@ def test_a_node_that_never_answers_is_asked_no_more() -> None:
     network = Network()
     for count in range(node_session.MISSES):
         assert network.link.usable, count
-        question = network.ask([context("a", [1] * (count + 1))])
+        call = network.ask([context("a", [1] * (count + 1))])
         network.now += 11.0
-        assert network.link.overdue(question)
+        assert network.link.overdue(call)
     assert not network.link.usable
-    network.link.decode(FrameCodec(ToVerifier).encode(NodeBeat()))
+    network.link.decode(FrameCodec(ToVerifier).encode(NodeHeartbeat()))
     assert not network.link.usable, "a beat is no answer"
     network.settle()
     assert not network.link.usable, "late answers do not show that the node is in time again"
@@ -188,12 +188,12 @@ def silence(network: Network, late: bool = False) -> float:
     """Ask a node that answers nothing, or ``late``, while the node can be asked; returns seconds of waiting."""
     waited = 0.0
     while network.link.usable:
-        question = network.ask([context("a", [1])])
+        call = network.ask([context("a", [1])])
         if not late:
             network.to_node.clear()
-        waited += max(0.0, question.due - network.now)
-        network.now = max(network.now, question.due)
-        assert network.link.overdue(question)
+        waited += max(0.0, call.due - network.now)
+        network.now = max(network.now, call.due)
+        assert network.link.overdue(call)
         network.now += 0.0001
         network.settle()
     return waited
@@ -217,7 +217,7 @@ def test_nodes_that_answer_only_probes_delay_steps_less_and_less(late: bool) -> 
             probes += 1
             assert network.link.usable, "the node answered a probe"
             waited += silence(network, late)
-    assert probes < 80, "a late node gets one question in a pause"
+    assert probes < 80, "a late node gets one call in a pause"
     assert waited < (node_session.MISSES + probes) * network.link.times.most if late else waited < 8.0
     assert network.link.pause == node_session.LONGEST_PAUSE
     for _ in range(100):
@@ -237,7 +237,7 @@ def test_a_probe_that_gets_no_answer_delays_nothing() -> None:
     for _ in range(100):
         network.now += 1.0
         network.link.probe()
-        network.link.decode(FrameCodec(ToVerifier).encode(NodeBeat()))
+        network.link.decode(FrameCodec(ToVerifier).encode(NodeHeartbeat()))
         assert not network.link.usable
     assert network.link.counts.late == late
 
@@ -250,9 +250,9 @@ def test_messages_that_are_too_large_count_as_lost(monkeypatch: pytest.MonkeyPat
         small.setattr(wire, "MAX_BYTES", 20)
         assert network.link.commit([Commit("a", 2, (3,), (), 0)]) is None
         assert network.link.free(["a"]) is None
-    question = network.ask([context("a", [4])])
+    call = network.ask([context("a", [4])])
     network.settle()
-    assert [draft.tokens for draft in drafts_of(question)] == [echo([4], 3)]
+    assert [draft.tokens for draft in drafts_of(call)] == [echo([4], 3)]
 
 
 def test_an_error_of_the_drafter_costs_one_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,10 +263,10 @@ def test_an_error_of_the_drafter_costs_one_answer(caplog: pytest.LogCaptureFixtu
             return super().propose(contexts, budgets)
 
     network = Network(Raising())
-    question = network.ask([context("bad", [1]), context("good", [2])])
+    call = network.ask([context("bad", [1]), context("good", [2])])
     network.settle()
-    assert question.lost and network.link.counts.errors == 1
+    assert call.lost and network.link.counts.errors == 1
     assert "ZeroDivisionError" in caplog.text
-    question = network.ask([context("good", [2, 3])])
+    call = network.ask([context("good", [2, 3])])
     network.settle()
-    assert [draft.tokens for draft in drafts_of(question)] == [echo([2, 3], 3)]
+    assert [draft.tokens for draft in drafts_of(call)] == [echo([2, 3], 3)]

@@ -22,10 +22,10 @@ from cospec.drafters.pool.combiners.combiner import (
     DraftCandidates,
     StepCandidates,
 )
-from cospec.drafters.pool.combiners.fuse import Fusion
+from cospec.drafters.pool.combiners.fuse import FusedTree
 from cospec.drafters.pool.lockstep import LockstepPath
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.selection import Feedback
+from cospec.drafters.pool.routing.routing import Feedback
 from cospec.drafters.pool.tree_builder import TreeBuilder
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
@@ -111,7 +111,7 @@ def test_fuse_adds_the_second_token_of_the_winning_drafter_only() -> None:
     )
     line.add_candidate(0, Candidate(5, 0.6, second=(6, 0.3)))
     line.add_candidate(1, Candidate(7, 0.5, second=(8, 0.4)))
-    fusion = Fusion(line)
+    fusion = FusedTree(line)
     fusion.advance()
     draft = fusion.finish(NAMES)
     assert draft is not None and draft.confidence is not None

@@ -17,7 +17,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.interfaces import VocabMapping
-from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
+from cospec.drafters.pool.options import NamedDrafter, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
@@ -104,7 +104,7 @@ def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, 
 
 
 def test_mix_refuses_drafters_of_whole_drafts() -> None:
-    listed = [Named(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
+    listed = [NamedDrafter(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
     check_distributions(listed[:2], "mix")
     with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign'"):
         check_distributions(listed, "mix")

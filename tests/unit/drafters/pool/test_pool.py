@@ -17,7 +17,7 @@ from cospec.core.interfaces import Executor
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, SpeculationParams
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.coordinator import Coordinator
@@ -157,7 +157,7 @@ def test_failing_or_late_drafter_rests_and_returns(combiner: str, late: bool, mo
     spec = {"method": "pool", "combiner": combiner, "routing": "all", "policy": "fixed", "drafters": listed}
     llm = cospec.LLM("zoo", spec | {"deadline": 1.0}, threads=1)
     params = SamplingParams(temperature=0, max_tokens=72, ignore_eos=True)
-    wanted = llm.generate(["def add(a, b):"], params, Speculation(enabled=False))
+    wanted = llm.generate(["def add(a, b):"], params, SpeculationParams(enabled=False))
     pool = llm.engine.execution_mode.components.drafter
     assert isinstance(pool, PoolDrafter)
     member, clock, failed = pool.members[1], Ticks(), [0]
@@ -252,13 +252,13 @@ def test_a_request_may_choose_its_drafters() -> None:
     assert set(draft.drafters) == {"zero"}
     engine = pool_engine(target(), pool)
     request = make_request("r", (1, 2), GREEDY)
-    events = run_all(engine, [replace(request, speculation=Speculation(drafters=("four",)))])
+    events = run_all(engine, [replace(request, speculation=SpeculationParams(drafters=("four",)))])
     assert set(engine.metrics().draft_tokens) == {"four"}
     assert {source for event in events["r"] for source in event.sources} <= {"four", "target", "bonus"}
     with pytest.raises(InvalidInput, match=r"speculation\.drafters is 'five'"):
-        engine.add(replace(request, speculation=Speculation(drafters=("zero", "five"))))
+        engine.add(replace(request, speculation=SpeculationParams(drafters=("zero", "five"))))
     with pytest.raises(InvalidInput, match="there is no pool"):
-        toy_engine(target(), drafters["four"]).add(replace(request, speculation=Speculation(drafters=("four",))))
+        toy_engine(target(), drafters["four"]).add(replace(request, speculation=SpeculationParams(drafters=("four",))))
 
 
 def test_the_policy_says_how_many_take_part() -> None:

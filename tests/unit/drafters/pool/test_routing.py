@@ -21,7 +21,7 @@ from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 from cospec.drafters.pool.routing.explore import Explore, ExploreOptions, OutputEmbeddings
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
-from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
+from cospec.drafters.pool.routing.routing import Feedback, RoutingInput
 from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
 from cospec.registry import ROUTINGS
 from cospec.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.selection import Feedback, Similarity
+from cospec.drafters.pool.routing.routing import Feedback, Similarity
 
 UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
 

@@ -23,7 +23,7 @@ from cospec.native import pool_lockstep
 
 
 @dataclass(slots=True)
-class Fusion:
+class FusedTree:
     """The tree around one path."""
 
     path: LockstepPath
@@ -94,12 +94,12 @@ class Fuse(Combiner):
         """Return a tree for each task."""
         if not pool_lockstep.why_not(session, tasks):
             return pool_lockstep.combine(session, tasks, names, branches=True, mixes=False)
-        fusions = [Fusion(LockstepPath(task)) for task in tasks]
+        fusions = [FusedTree(LockstepPath(task)) for task in tasks]
         run_lockstep(fusions, session, top_candidates, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]
         return [draft for draft in drafts if draft is not None]
 
 
-def _advance(fusions: Sequence[Fusion]) -> None:
+def _advance(fusions: Sequence[FusedTree]) -> None:
     for fusion in fusions:
         fusion.advance()

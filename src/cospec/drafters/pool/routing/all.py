@@ -7,7 +7,7 @@ from math import inf
 from typing import ClassVar
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 
 
 class AllDrafters(Routing):

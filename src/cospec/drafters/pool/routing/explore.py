@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
-from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.errors import ModelError
 from cospec.models.checkpoint import weight_files
 from cospec.plugin_options import Options

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 
 SHARE = 0.8  # share of the total weight that the chosen drafters hold
 PATIENCE = 16  # steps after which an unused drafter that cannot score is chosen again

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import transformers
 
+from cospec.models.config_cache import PlainConfig, store_config, stored_config
 from cospec.models.hf_loading import hf_config, model_config
 from cospec.models.llama_weights import FAMILIES, why_not
-from cospec.models.plain_config import PlainConfig, store_config, stored_config
 from cospec.native import library
 from harness.gguf_files import write_model
 from server.fake_engine import write_tokenizer

@@ -107,7 +107,7 @@ def weight_cache() -> dict[str, Any]:
 
 
 def smoke_test() -> dict[str, Any]:
-    """Answer one prompt with the zoo's target: with native kernels, with torch's kernels, and without drafts.
+    """Answer one prompt with the zoo's target: with native kernels, with torch's kernels, and with drafts.
 
     All runs compute in float32, because near-ties then do not depend on the order of a sum.
 

@@ -87,7 +87,7 @@ def in_turns(order: Sequence[int], size: int, solved: Solved) -> tuple[LengthCho
     return LengthChoice(counts, tokens, seconds), budgets
 
 
-class BatchChoice:
+class SequenceSelection:
     """Turns of the sequences while ``size`` of them take part in a step; None: all take part.
 
     Args:

@@ -1,4 +1,4 @@
-"""Questions of the verifier to one node, and what became of them."""
+"""Calls of the verifier to one node, and what became of them. One call of a drafter makes a node call per node."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class NodeCounts:
         drafts: drafts that arrived.
         scores: scores of known tokens that arrived, of one request each.
         steps: candidates of token steps that arrived.
-        late: questions whose answer came after the deadline, or not at all.
-        lost: questions that ended without an answer: the node left, was restarted or was quarantined.
-        ignored: answers to no open question: repeated or late.
+        late: calls whose answer came after the deadline, or not at all.
+        lost: calls that ended without an answer: the node left, was restarted or was quarantined.
+        ignored: answers to no open call: repeated or late.
         damaged: frames with a wrong checksum, and messages that cause an exception.
         resyncs: new epochs that the node asked for.
         errors: answers with an error of the drafter.
@@ -37,12 +37,12 @@ class NodeCounts:
 
 
 @dataclass(slots=True)
-class PendingQuestion:
-    """A question to a node, about several requests.
+class PendingCall:
+    """A call to a node, about several requests.
 
     Attributes:
         due: the time after which the verifier goes on without the answer.
-        asked: the tokens of each request, as the question has them.
+        asked: the tokens of each request, as the call has them.
         kind: the type of the answer.
         check: makes a draft, scores or a candidate of a part of the answer; raises ``ProtocolError``.
         found: the checked answer by request; None: no answer yet.

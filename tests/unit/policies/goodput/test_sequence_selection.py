@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cospec.core.types import BatchState, DraftBudget
-from cospec.policies.goodput.batch_choice import BatchChoice, batch_sizes, best_size, in_turns
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.length_optimizer import LengthChoice
 from cospec.policies.goodput.length_problem import LengthProblem
+from cospec.policies.goodput.sequence_selection import SequenceSelection, batch_sizes, best_size, in_turns
 from cospec.policies.goodput.step_costs import StepCosts
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels, StepLatency
@@ -75,7 +75,7 @@ def test_the_peak_is_found_from_any_size(limit: float) -> None:
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (5, 1), (9, 8)])
 def test_none_starves(count: int, size: int) -> None:
     """Every sequence takes part at least once in n / b steps, rounded up, and equally often."""
-    choice, ids = BatchChoice(), [f"s{n}" for n in range(count)]
+    choice, ids = SequenceSelection(), [f"s{n}" for n in range(count)]
     choice.size = size
     seen = [taken(choice.taken(ids, [DraftBudget()] * count)) for _ in range(40 * count)]
     assert all(len(each) == size for each in seen)
@@ -87,7 +87,7 @@ def test_none_starves(count: int, size: int) -> None:
 
 
 def test_a_new_sequence_does_not_overtake() -> None:
-    choice = BatchChoice()
+    choice = SequenceSelection()
     choice.size = 1
     for _ in range(3):
         choice.taken(["a", "b"], [DraftBudget()] * 2)
@@ -110,7 +110,7 @@ def test_each_group_is_solved_once_and_gets_its_best_lengths(seed: int) -> None:
         groups.append(tuple(group))
         return solved(group)
 
-    choice, whole = BatchChoice(), solved(range(count))
+    choice, whole = SequenceSelection(), solved(range(count))
     for _ in range(3):  # from all sequences, then from the latest size
         groups.clear()
         lengths, budgets = choice.choose(ids, *whole, noted)

@@ -16,13 +16,13 @@ from itertools import chain, zip_longest
 from cospec.models.kv_cache import KVCache
 from cospec.native.library import populate
 
-__all__ = ["CachePopulation"]
+__all__ = ["CachePrefault"]
 
 CHUNK = 2 << 20  # bytes
 REST = 4.0  # of the time of a chunk: the thread leaves four fifths of a processor to requests
 
 
-class CachePopulation:
+class CachePrefault:
     """A thread that populates the memory of caches on the CPU; contents stay unchanged.
 
     The thread ends with the last chunk, on ``stop``, or where the system cannot populate. A deleted cache is left out.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cospec.cluster.nodes.checks import AskedDraft, check_draft, check_score, check_step, sparse_row
+from cospec.cluster.nodes.answer_checks import AskedDraft, check_draft, check_score, check_step, sparse_row
 from cospec.cluster.nodes.wire import (
     HEADER,
     MAGIC,
@@ -21,9 +21,9 @@ from cospec.cluster.nodes.wire import (
     DamagedFrame,
     FrameCodec,
     NodeAnswer,
-    NodeBeat,
     NodeDraft,
     NodeDrafts,
+    NodeHeartbeat,
     NodeScore,
     NodeScores,
     NodeStep,
@@ -148,8 +148,8 @@ def test_a_frame_that_is_no_message_is_named(frame: bytes, reason: str) -> None:
 
 
 def test_a_damaged_frame_is_dropped() -> None:
-    frame = bytearray(FrameCodec(ToVerifier).encode(NodeBeat(3)))
-    assert FrameCodec(ToVerifier).decode(bytes(frame)) == NodeBeat(3)
+    frame = bytearray(FrameCodec(ToVerifier).encode(NodeHeartbeat(3)))
+    assert FrameCodec(ToVerifier).decode(bytes(frame)) == NodeHeartbeat(3)
     frame[-1] ^= 1
     with pytest.raises(DamagedFrame):
         FrameCodec(ToVerifier).decode(bytes(frame))
@@ -161,27 +161,27 @@ FORGED: dict[str, Callable[[NodeDrafts], NodeAnswer]] = {
     "twice": lambda m: msgspec.structs.replace(m, found=m.found * 2),
     "another epoch": lambda m: msgspec.structs.replace(m, found=[msgspec.structs.replace(m.found[0], epoch=9)]),
     "other tokens": lambda m: msgspec.structs.replace(m, found=[msgspec.structs.replace(m.found[0], base=1)]),
-    "never asked": lambda m: msgspec.structs.replace(m, number=99),
+    "never made": lambda m: msgspec.structs.replace(m, number=99),
     "no time": lambda m: msgspec.structs.replace(m, seconds=float("nan")),
-    "another question": lambda m: NodeScores(m.number, [], 0.0),
+    "another call": lambda m: NodeScores(m.number, [], 0.0),
 }
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_a_forged_answer_quarantines_the_node(forge: Callable[[NodeDrafts], NodeAnswer]) -> None:
     network = Network()
-    question = network.ask([context("a", [1, 2])])
+    call = network.ask([context("a", [1, 2])])
     network.reach_node()
     codec = FrameCodec(ToVerifier)
     network.to_verifier = [codec.encode(forge(codec.decode(network.to_verifier[0])))]
     network.settle()
-    assert question.lost and question.found is None
+    assert call.lost and call.found is None
     assert network.link.quarantine and not network.link.usable
 
 
 def test_many_damaged_frames_quarantine_the_node() -> None:
     network = Network()
-    frame = bytearray(network.service.encode(NodeBeat()))
+    frame = bytearray(network.service.encode(NodeHeartbeat()))
     frame[-1] ^= 1
     for _ in range(8):
         assert network.link.decode(bytes(frame)) is None and not network.link.quarantine
@@ -194,7 +194,7 @@ def test_any_exception_of_a_check_quarantines_the_node() -> None:
         raise ZeroDivisionError("float division by zero")
 
     network = Network()
-    question = network.ask([context("a", [1, 2])])
-    question.check = fails
+    call = network.ask([context("a", [1, 2])])
+    call.check = fails
     network.settle()
-    assert question.lost and network.link.quarantine == "float division by zero"
+    assert call.lost and network.link.quarantine == "float division by zero"

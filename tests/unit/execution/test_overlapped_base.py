@@ -18,7 +18,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.execution.auto import Auto
-from cospec.execution.overlapped import OverlappedMode
+from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
 from cospec.runtime.engine_client import EngineStatus

@@ -33,7 +33,7 @@ class AskedDraft:
 
     @classmethod
     def of(cls, context: DraftContext, budget: DraftBudget, samples: bool) -> AskedDraft:
-        """Describe a question; ``samples``: the drafter draws its tokens."""
+        """Describe a call; ``samples``: the drafter draws its tokens."""
         return cls(budget, samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy)
 
 

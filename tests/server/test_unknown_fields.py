@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from cospec.server import template_variables
-from cospec.server.fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.server.schemas import ChatBody
+from cospec.server.unknown_fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.text.tokenizer import Names
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import torch
 from cospec.config import EngineConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
+from cospec.ignored_vllm_options import ACCEPTED, without_vllm_options
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from cospec.vllm_options import ACCEPTED, without_vllm_options
 from harness.toys import toy_engine
 
 HARMLESS: dict[str, Any] = {

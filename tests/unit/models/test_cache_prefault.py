@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cospec.models.block_manager import BlockPool
-from cospec.models.cache_population import CachePopulation
+from cospec.models.cache_prefault import CachePrefault
 from cospec.models.kv_cache import KVCache, LayerShape
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def test_memory_becomes_resident_and_keeps_its_contents() -> None:
     written = cache.layers[1].values[1023]
     written.fill_(2.5)
     assert resident_bytes() - before < 16 * MIB
-    assert CachePopulation([cache]).wait(30)
+    assert CachePrefault([cache]).wait(30)
     assert resident_bytes() - before > 60 * MIB
     assert bool((written == 2.5).all())
     assert all(not bool(layer.keys.any()) for layer in cache.layers)
@@ -44,7 +44,7 @@ def test_a_deleted_cache_is_left_out() -> None:
     kept, deleted = new_cache(), new_cache()
     before = resident_bytes()
     caches = [deleted, kept]
-    population = CachePopulation(caches)
+    population = CachePrefault(caches)
     caches.clear()
     del deleted
     assert population.wait(30)
@@ -54,7 +54,7 @@ def test_a_deleted_cache_is_left_out() -> None:
 def test_stop_ends_the_thread() -> None:
     before = resident_bytes() if sys.platform.startswith("linux") else 0
     cache = new_cache()
-    population = CachePopulation([cache])
+    population = CachePrefault([cache])
     population.stop()
     assert population.wait(0)
     if before:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cospec.ensemble.blends.adaptive import AdaptiveOptions
-from cospec.ensemble.calibration import ReferenceRows, calibrate, qualities, read_answers
+from cospec.ensemble.key_token_calibration import ReferenceRows, calibrate, qualities, read_answers
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 
