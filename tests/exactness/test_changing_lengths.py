@@ -18,7 +18,7 @@ from cospec.core.submitted_step import SubmittedStep
 from cospec.core.types import Draft, DraftBudget, ScheduledRequest, SchedulerOutput, TargetProbs, VerifyResult
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import rebase
-from cospec.execution.overlapped import OverlappedMode
+from cospec.execution.overlapped_base import OverlappedMode
 from cospec.execution.pipelined import Pipelined
 from cospec.policies.goodput.controller import GoodputOptions
 from harness.overlap import under
