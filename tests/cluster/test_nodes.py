@@ -371,6 +371,23 @@ def test_keys_come_and_go_while_the_verifier_runs(tmp_path: Path) -> None:
     drafter.close()
 
 
+def test_a_node_whose_key_comes_later_joins(tmp_path: Path, start: Start) -> None:
+    keys, own, later = tmp_path / "keys", tmp_path / "own", tmp_path / "later"
+    make_keys(keys, ["first"])
+    make_keys(later, ["late"])
+    own.mkdir()
+    (own / "verifier.key").write_bytes((keys / "verifier.key").read_bytes())
+    (own / "late.key_secret").write_bytes((later / "late.key_secret").read_bytes())
+    hub = hub_for_tests(keys=keys)
+    drafter, _ = alone(hub)
+    start(hub, "itself", keys=own)
+    time.sleep(2.0)
+    assert not hub.status()
+    (keys / "nodes" / "late.key").write_bytes((later / "nodes" / "late.key").read_bytes())
+    until(lambda: rows(hub, "ready") == 1, "the node whose key came later", 15.0)
+    drafter.close()
+
+
 def test_a_verifier_that_starts_again_gets_its_nodes() -> None:
     """The node is there before the verifier, and stays when the verifier ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:

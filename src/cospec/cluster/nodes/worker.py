@@ -25,6 +25,8 @@ from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
 
 BEAT_SECONDS = 1.0  # between two messages of an idle node, and between two offers
+RETRY_SECONDS = 2.0  # after a verifier that does not know the node's key; libzmq itself would not try again
+UNKNOWN_KEY = "the verifier does not know the node's key; the node tries again"
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,31 @@ class OfferedDrafter:
     vocab_size: int
 
 
+class RefusedKey:
+    """Notices that the verifier does not know the key of a connection, and connects again.
+
+    The operator may add the key later. libzmq ends a connection whose handshake fails, and would not try again.
+    """
+
+    def __init__(self, socket: Any, address: str) -> None:
+        self._socket, self._address, self._again = socket, address, 0.0
+        self._monitor = socket.get_monitor_socket(zeromq().EVENT_HANDSHAKE_FAILED_AUTH)
+
+    def look(self) -> bool:
+        """Return whether the key was refused since the latest call; connect again if that is due."""
+        refused, now = False, time.monotonic()
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            refused = True
+        if refused:
+            self._again = now + RETRY_SECONDS
+        elif self._again and now >= self._again:
+            self._again = 0.0
+            self._socket.disconnect(self._address)
+            self._socket.connect(self._address)
+        return refused
+
+
 class DrafterNode:
     """Connects drafters to a verifier.
 
@@ -72,6 +99,7 @@ class DrafterNode:
         self._services: dict[Any, NodeService] = {}
         self._spoken: dict[Any, float] = {}
         self._links: list[DelayedLink] = []
+        self._refused_keys: dict[Any, RefusedKey] = {}
         self._stopped = False
         try:
             for offer in offers:
@@ -89,6 +117,8 @@ class DrafterNode:
         states = dict.fromkeys(self._services, "")
         while not self._stopped:
             for socket, service in self._services.items():
+                if (refused_key := self._refused_keys.get(socket)) and refused_key.look():
+                    service.refused = UNKNOWN_KEY
                 self._speak(socket, service)
                 state = service.refused or ("joined" if service.welcome else "waits for the verifier")
                 if state != states[socket]:
@@ -107,6 +137,7 @@ class DrafterNode:
             socket.close(LINGER)
         left = list(self._services.values())
         self._services.clear()
+        self._refused_keys.clear()
         self._links.clear()
         self._context.term()
         for service in left:
@@ -125,16 +156,20 @@ class DrafterNode:
         try:
             if options.keys is not None:
                 secure_node(socket, options.keys)
+                self._refused_keys[socket] = RefusedKey(socket, options.address)
             socket.connect(options.address)
         except BaseException as error:
+            self._refused_keys.pop(socket, None)
             socket.close()
             if not isinstance(error, zmq.ZMQError):
                 raise
             raise InvalidInput("address", words(f"{options.address} ({error})"), "tcp://HOST:PORT") from None
         if options.link != LinkConfig():
+            self._refused_keys.pop(socket, None)  # the link's thread has the socket
             self._links.append(DelayedLink(self._context, socket, options.link))
             socket = self._links[-1].inside
-        self._services[socket], self._spoken[socket] = NodeService(drafter, hello, time.monotonic), 0.0
+        service = NodeService(drafter, hello, time.monotonic)
+        self._services[socket], self._spoken[socket] = service, 0.0
 
     def _speak(self, socket: Any, service: NodeService) -> None:
         """Offer the drafter, or say that the node is alive; as soon as the connection is there."""
