@@ -242,9 +242,9 @@ class Goodput(Policy):
         if self.options.choose_batch and len(ids) > 1:
             choice, found = self._choose_batch(ids, rates, choice, found, load)
         trusted = self.num_drafters.most == 1 or self.num_drafters.settled
+        turns = self.batch.turns(len(ids))
         # while sequences take turns, old counts decay and no trial measures other lengths
-        turns = self.batch.size is not None
-        explored, steps = (found, 1) if turns else self._explore(rates, choice, found, inputs, load)
+        explored, steps = (found, 1) if turns > 1 else self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
         new_request = self._for_new_request(choice, inputs, load)
         self._shapes.resize(choice)
@@ -260,7 +260,7 @@ class Goodput(Policy):
             overall_rate=self.acceptance.overall,
             costs_version=version,
             other_tokens=load.other_prefill_tokens,
-            expires=self._step + (KEEP if trusted else FIRST_WAIT),
+            expires=self._step + int(turns * (KEEP if trusted else FIRST_WAIT)),
         )
         # a released draft cache counts too: the budgets report the release one step later
         interrupted = explored != budgets
