@@ -34,6 +34,7 @@ from cospec.text.input_processor import make_requests
 
 READ_BYTES = 256 << 20
 SIDE = {"cpu": 1024, "cuda": 8192}
+MOST_SECONDS = 3.0  # of the calls of one measurement; products in bfloat16 are slow without its instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,12 @@ def flop_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
 
 
 def _best(call: Callable[[], Any], tries: int) -> float:
-    """Return the seconds of the fastest call."""
-    best = float("inf")
-    for _ in range(tries):
+    """Return the seconds of the fastest call, of at most ``tries`` and a few seconds."""
+    best, end = float("inf"), time.perf_counter() + MOST_SECONDS
+    for number in range(tries):
         started = time.perf_counter()
+        if number and started > end:
+            break
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
