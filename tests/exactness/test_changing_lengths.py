@@ -122,7 +122,7 @@ class Hindsight(Rejection):
         return VerifyResult(found.path, token, bonus=True)
 
 
-@pytest.mark.parametrize("mode", INLINE)
+@pytest.mark.parametrize("mode", ["sequential", "pipelined"])  # other controls cover ``draft-ahead``
 def test_a_cut_after_the_rejection_is_caught(mode: str) -> None:
     def spoilt(made: Engine) -> Engine:
         verifier_of(made).acceptance_methods = {"rejection": Hindsight()}
