@@ -153,9 +153,11 @@ REPORTS = {
         "a drafter that is no member. In `naive` one member proposes. `alternate` is the default. "
         "*prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
         "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
-        "large and a small model.",
+        "large and a small model. Eight requests end at different times in all ways but `standard` and `parallel`, so "
+        "small batches remain. The run with AVX2 had the machine for itself; the run before shared its cores at times.",
         (
             ("Speed over standard decoding", "collaborative"),
+            ("The same on a processor with AVX2", "collaborative_avx2"),
             ("Simulated from acceptance and forward times", "simulated_ensembles"),
         ),
     ),
@@ -175,7 +177,8 @@ REPORTS = {
     "policies": Report(
         "Cost and gain of policies",
         "Time that a policy takes to plan and to learn, on simulated steps, and what options gain. Loads are "
-        "requests per second in the engine and requests at a time in scenarios.",
+        "requests per second in the engine and requests at a time in scenarios. Steps have the times of a processor "
+        "with AVX-512, so a slower processor has larger shares.",
         (("Time of a decision", "policy_cost"), ("Gain of options that are off by default", "policy_gain")),
     ),
     "second_implementations": Report(

@@ -304,6 +304,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "overhead": overhead,
     "load": load,
     "collaborative": collaborative,
+    "collaborative_avx2": collaborative,
     "simulated_ensembles": simulated_ensembles,
     "pipelining": pipelining,
     "cosine": node_links,

@@ -28,7 +28,7 @@ from benchmarks.papers.sources import Found, Results, Source
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
-SOURCES = (SWEEP, LAW, dsd_tau.TAU, dsd_measured.PROCESSES)
+SOURCES = (SWEEP, LAW, dsd_tau.TAU, dsd_measured.PROCESSES, dsd_measured.RELAY)
 
 
 def page(results: Results) -> Page:
@@ -37,6 +37,7 @@ def page(results: Results) -> Page:
     sections = (
         nodes(results),
         measured,
+        dsd_measured.relay(results),
         reduction(results),
         distribution(results),
         dsd_tau.section(results),

@@ -10,6 +10,12 @@ from benchmarks.papers.sources import Found, Results, Source
 
 NODES, RATIOS = (2, 4, 8), (0.0, 1.0, 3.0, 10.0)
 PROCESSES = Source("dsd", "python -m benchmarks.dsd", How.EMULATED, fresh=lambda found: "stage" in found)
+RELAY = Source(
+    "dsd_namespaces",
+    "python -m benchmarks.netns --nodes 4 --delay 0.015 --jitter 0.01 -- "
+    "python -m benchmarks.dsd --namespaces 4 --delay 0.02 --tokens 96",
+    How.EMULATED,
+)
 TOGETHER = {
     "over one token per traversal": "one token, windows in flight",
     "over one window in flight": "windows, one in flight",
@@ -40,9 +46,32 @@ def section(results: Results) -> Section:
     )
 
 
+def relay(results: Results) -> Section:
+    """The same over links between network namespaces."""
+    kinds = {"Time per token": times_of, "Speedup": speed_of}
+    return Section(
+        "Equations 3, 4 and 9: emulated over links between network namespaces",
+        tuple(
+            results.row(f"{what}, N = 4", "", RELAY, lambda found, of=of: of(only(found))) for what, of in kinds.items()
+        ),
+        "Each node is a process in a network namespace. A relay of packets gives each link 15 ms and up to 10 ms of "
+        "jitter; the result returns over such a link too. So a traversal crosses four links, of 20 ms in the mean. "
+        "TCP runs over these links, and nodes take injected times as above.",
+    )
+
+
+def only(found: Found) -> Found:
+    """The one pipeline at its one delay."""
+    return dict(found["pipelines"][0]["rows"][0])
+
+
 def times(found: Found, count: int, ratio: float) -> str:
+    """``times_of`` a pipeline at a delay."""
+    return times_of(point(found, count, ratio))
+
+
+def times_of(row: Found) -> str:
     """Milliseconds of one token per traversal and of windows, with the errors of equation 3 and the corrected one."""
-    row = point(found, count, ratio)
     plain, window = (row["measured"][name]["token"] for name in ("off", "fixed"))
     first, second = row["predicted"]["plain_eq3"], row["predicted"]["window_corrected"]
     return (
@@ -57,8 +86,12 @@ def off_by(ratio: float) -> str:
 
 
 def speed(found: Found, count: int, ratio: float) -> str:
+    """``speed_of`` a pipeline at a delay."""
+    return speed_of(point(found, count, ratio))
+
+
+def speed_of(row: Found) -> str:
     """Speedup of the window and of lengths by goodput, compared with equation 9."""
-    row = point(found, count, ratio)
     plain, window, free = (row["measured"][name]["token"] for name in ("off", "fixed", "goodput"))
     return (
         f"{plain / window:.2f}× ({row['predicted']['speed_eq9']:.2f}× by equation 9, "
