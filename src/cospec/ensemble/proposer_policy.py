@@ -81,9 +81,10 @@ class GoodputProposerPolicy(Policy):
         count = len(proposer_schedule.gammas)
         self._members, self._free, self._relaxed = tuple(members), free, relaxed
         self.schedules = _candidate_schedules(proposer_schedule, free, relaxed or len(self._members) == 1)
+        self._kinds = [each.alternate for each in self.schedules]
         ways = [(each.proposes, each.order, each.alternate) for each in self.schedules]
         first = ways.index((True, proposer_schedule.order, proposer_schedule.alternate)) if free.lengths else 0
-        self._bandits = {1: Bandit(len(self.schedules), first)}  # by the bit length of the batch size
+        self._bandits = {1: Bandit(self._kinds, first)}  # by the bit length of the batch size
         self._latest: FixedSchedule | None = None  # of the last step
         self._accepted, self._verified = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
         self._calls, self._turns = [CallLatency() for _ in range(count)], [CallLatency() for _ in range(count)]
@@ -125,7 +126,7 @@ class GoodputProposerPolicy(Policy):
         begin = self._bandit.best
         self._batch = batch
         if batch.bit_length() not in self._bandits:  # start from the best schedule so far
-            self._bandits[batch.bit_length()] = Bandit(len(self.schedules), begin)
+            self._bandits[batch.bit_length()] = Bandit(self._kinds, begin)
             self._predicted = False
 
     @property

@@ -15,6 +15,7 @@ from math import inf, sqrt
 TRIAL = 8  # steps of a trial, and between two choices
 OPTIMISM = 0.3  # relative optimism about an arm before its first step; falls with the root of its steps
 PRIOR_STEPS = 5.0  # steps that a prediction counts for
+SHARED_STEPS = 4.0  # steps that the error of all predictions counts for in the error of one kind
 DECAY, MAX_STEPS = 0.999, 200.0  # weight that a step keeps per later step, and the steps that are kept
 MIN_GAIN = 0.95  # another arm must stay below this share of the baseline's time: batches thin out less evenly with it
 PESSIMISM = 0.3  # relative pessimism about an arm before it replaces the best; falls likewise
@@ -38,16 +39,17 @@ class Bandit:
     """Arms are numbered; arm 0 is the baseline, which is always measured.
 
     Args:
-        count: number of arms.
+        kinds: of each arm; predictions of one kind are wrong by about one factor.
         first: the first arm to run.
 
     Attributes:
         regret: seconds lost against the best known arm so far.
     """
 
-    def __init__(self, count: int, first: int) -> None:
-        self._arms = [_ArmStats() for _ in range(count)]
-        self._expected = [1.0] * count
+    def __init__(self, kinds: Sequence[object], first: int) -> None:
+        self._arms = [_ArmStats() for _ in kinds]
+        self._expected = [1.0] * len(kinds)
+        self._alike = {kind: [arm for arm, own in enumerate(kinds) if arm and own == kind] for kind in kinds[1:]}
         self._current, self._left, self._best = first, TRIAL, first  # steps left in the trial of the current arm
         self._spent = self.regret = 0.0
         self._times = self._estimates()  # as of the last choice
@@ -63,7 +65,7 @@ class Bandit:
         return self._best
 
     def predict(self, seconds: Sequence[float]) -> None:
-        """Set the predicted seconds per token of every arm; their common error is learned."""
+        """Set the predicted seconds per token of every arm; the error of each kind is learned."""
         self._expected = [max(time, TINY) for time in seconds]
         self._times = self._estimates()
 
@@ -109,12 +111,23 @@ class Bandit:
 
     def _estimates(self) -> list[float]:
         """Return the seconds per token of every arm, from predictions and measurements."""
-        baseline, others = self._arms[0], self._arms[1:]
-        predicted = sum(arm.tokens * time for arm, time in zip(others, self._expected[1:], strict=True))
-        errors = [1.0 if not baseline.tokens else baseline.seconds / (baseline.tokens * self._expected[0])]
-        errors += [1.0 if not predicted else sum(arm.seconds for arm in others) / predicted] * len(others)
+        errors = [self._error([0])] * len(self._arms)
+        common = self._error(range(1, len(self._arms)))
+        for arms in self._alike.values():
+            error = self._error(arms, common)
+            for arm in arms:
+                errors[arm] = error
         found = []
         for arm, time, error in zip(self._arms, self._expected, errors, strict=True):
             measured = arm.seconds / arm.tokens if arm.tokens else 0.0
             found.append((PRIOR_STEPS * time * error + arm.steps * measured) / (PRIOR_STEPS + arm.steps))
         return found
+
+    def _error(self, arms: Sequence[int], common: float | None = None) -> float:
+        """Return measured over predicted seconds of ``arms``; few steps lean on the ``common`` error."""
+        steps = sum([self._arms[arm].steps for arm in arms])
+        predicted = sum([self._arms[arm].tokens * self._expected[arm] for arm in arms])
+        if not predicted:
+            return 1.0 if common is None else common
+        error = sum([self._arms[arm].seconds for arm in arms]) / predicted
+        return error if common is None else (SHARED_STEPS * common + steps * error) / (SHARED_STEPS + steps)
