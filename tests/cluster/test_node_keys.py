@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.keys import make_keys
+from cospec.cluster.nodes.wire import MAX_BYTES, Welcome
 from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes
 from harness.remote_drafters import toy
 from harness.waiting import until
@@ -66,5 +68,24 @@ def test_a_node_whose_key_comes_later_joins(tmp_path: Path) -> None:
     assert not hub.status()
     (keys / "nodes" / "late.key").write_bytes((later / "nodes" / "late.key").read_bytes())
     until(lambda: len(nodes_of(hub)) == 1, "the node whose key came later", 15.0)
-    node.close()
+    node.send(signal.SIGTERM)
+    assert node.wait() == 0
+    drafter.close()
+
+
+def test_the_longest_frame_passes_encryption(tmp_path: Path) -> None:
+    import zmq
+
+    make_keys(tmp_path, ["node"])
+    hub = hub_for_tests(keys=tmp_path)
+    drafter, _ = on_nodes(hub, "itself")
+    peer = Peer(hub.address, tmp_path)
+    ended = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    assert isinstance(peer.say(peer.hello()), Welcome)
+    peer.socket.send(bytes(MAX_BYTES))  # a damaged frame, which is dropped
+    assert isinstance(peer.say(peer.hello()), Welcome)
+    assert not ended.poll(0), "the connection is the same"
+    peer.socket.disable_monitor()
+    ended.close()
+    peer.close()
     drafter.close()

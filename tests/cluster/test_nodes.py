@@ -292,7 +292,7 @@ def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[
     answer = other.say(bytes(frame))
     assert isinstance(answer, Refused) and "version" in answer.reason
     big = peer()
-    assert big.say(b"\0" * (wire.MAX_BYTES + 1)) is None, "the socket drops the connection"
+    assert big.say(b"\0" * (wire.MAX_ENCRYPTED_BYTES + 1)) is None, "the socket drops the connection"
     forger = peer()
     assert isinstance(forger.say(forger.hello()), Welcome)
     answer = forger.say(forger.codec.encode(NodeDrafts(12345, [], 0.0)))

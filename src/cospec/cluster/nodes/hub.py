@@ -21,7 +21,7 @@ from cospec.cluster.nodes.user_records import QUARANTINE_SECONDS, Counted, NodeT
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     LONGEST_REASON,
-    MAX_BYTES,
+    MAX_ENCRYPTED_BYTES,
     DamagedFrame,
     FrameCodec,
     HelloRequest,
@@ -168,7 +168,7 @@ class NodeHub:
         self._closed.clear()
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
-        socket.linger, socket.maxmsgsize = 100, MAX_BYTES
+        socket.linger, socket.maxmsgsize = 100, MAX_ENCRYPTED_BYTES
         socket.router_mandatory, socket.sndhwm, socket.rcvhwm = True, 64, 32
         socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
         try:

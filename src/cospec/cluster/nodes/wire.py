@@ -24,6 +24,7 @@ VERSION = 4  # of all messages of this file; a change to any field, or to the na
 MAGIC = b"cn"
 HEADER = struct.Struct("<2sBI")  # magic, version, checksum of the payload
 MAX_BYTES = 4 << 20  # of one frame
+MAX_ENCRYPTED_BYTES = MAX_BYTES + 64  # CurveZMQ adds 33 bytes to a frame
 LONGEST_NAME = 64
 LONGEST_REASON = 500  # of a refusal; an error may quote a message of 4 MiB
 

@@ -19,7 +19,7 @@ from cospec.cluster.nodes.delayed_link import LINGER, DelayedLink
 from cospec.cluster.nodes.hub_options import check_address, zeromq
 from cospec.cluster.nodes.keys import secure_node
 from cospec.cluster.nodes.service import NodeService
-from cospec.cluster.nodes.wire import MAX_BYTES, NodeHeartbeat, NodeHello, NodeLeave
+from cospec.cluster.nodes.wire import MAX_ENCRYPTED_BYTES, NodeHeartbeat, NodeHello, NodeLeave
 from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
 from cospec.errors import InvalidInput, words
@@ -84,6 +84,11 @@ class RefusedKey:
             self._socket.connect(self._address)
         return refused
 
+    def close(self) -> None:
+        """Close the monitor, for which the end of the context would wait."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+
 
 class DrafterNode:
     """Connects drafters to a verifier.
@@ -131,13 +136,14 @@ class DrafterNode:
         """Tell the verifier, close all connections, and free the drafters of requests."""
         for socket, service in self._services.items():
             self._send(socket, service.encode(NodeLeave()))
+        for socket in list(self._refused_keys):
+            self._forget_key(socket)
         for link in self._links:
             link.end()
         for socket in self._services:
             socket.close(LINGER)
         left = list(self._services.values())
         self._services.clear()
-        self._refused_keys.clear()
         self._links.clear()
         self._context.term()
         for service in left:
@@ -149,7 +155,7 @@ class DrafterNode:
         abilities = drafter.scores_known_tokens, drafter.is_stepwise
         hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, cost, *abilities)
         socket = self._context.socket(zmq.DEALER)
-        socket.linger, socket.maxmsgsize, socket.immediate = 0, MAX_BYTES, True
+        socket.linger, socket.maxmsgsize, socket.immediate = 0, MAX_ENCRYPTED_BYTES, True
         socket.sndhwm, socket.rcvhwm = 64, 256
         socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
@@ -159,17 +165,21 @@ class DrafterNode:
                 self._refused_keys[socket] = RefusedKey(socket, options.address)
             socket.connect(options.address)
         except BaseException as error:
-            self._refused_keys.pop(socket, None)
+            self._forget_key(socket)
             socket.close()
             if not isinstance(error, zmq.ZMQError):
                 raise
             raise InvalidInput("address", words(f"{options.address} ({error})"), "tcp://HOST:PORT") from None
         if options.link != LinkConfig():
-            self._refused_keys.pop(socket, None)  # the link's thread has the socket
+            self._forget_key(socket)  # the link's thread has the socket
             self._links.append(DelayedLink(self._context, socket, options.link))
             socket = self._links[-1].inside
         service = NodeService(drafter, hello, time.monotonic)
         self._services[socket], self._spoken[socket] = service, 0.0
+
+    def _forget_key(self, socket: Any) -> None:
+        if (refused_key := self._refused_keys.pop(socket, None)) is not None:
+            refused_key.close()
 
     def _speak(self, socket: Any, service: NodeService) -> None:
         """Offer the drafter, or say that the node is alive; as soon as the connection is there."""
