@@ -115,8 +115,8 @@ class Bandit:
         common = self._error(range(1, len(self._arms)))
         for arms in self._alike.values():
             error = self._error(arms, common)
-            for arm in arms:
-                errors[arm] = error
+            for place in arms:
+                errors[place] = error
         found = []
         for arm, time, error in zip(self._arms, self._expected, errors, strict=True):
             measured = arm.seconds / arm.tokens if arm.tokens else 0.0
