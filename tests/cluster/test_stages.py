@@ -25,6 +25,7 @@ from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
 from harness.llamas import PAGE, VOCAB, llama_engine, load, write_pair
 from harness.nodes import NodeProcess, hub_for_tests, on_nodes
+from harness.overlap import under
 from harness.pools import pool_of
 from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, requests, running, sharded
 from harness.shards import ShardsHere
@@ -168,6 +169,20 @@ def test_windows_are_in_flight_together(target: ShardedModel) -> None:
     assert engine.metrics().target_calls > 0
 
 
+def test_one_request_has_several_windows_in_flight(folders: Folders, target: ShardedModel) -> None:
+    """Tokens are those without drafts; stages pass refuted windows on, and a drafter that is right has none."""
+    for name in ("greedy", "seeded"):
+        (request, *_) = requests(PARAMS[name])
+        wanted = tokens_of(run_all(llama_engine(target, None), [request]))
+        for folder in (folders.drafter, folders.target):
+            engine = under(llama_engine(target, ModelDrafter(load(folder)), k=2), "draft-ahead", "worker")
+            assert tokens_of(run_all(engine, [request])) == wanted
+            metrics = engine.metrics()
+            assert (metrics.drafts_ahead["in flight"] > 0) == (target.max_in_flight > 1)
+            assert metrics.cancelled_steps > 0 or target.max_in_flight == 1 or folder == folders.target
+            assert target.pages.usage == 0
+
+
 class LostCommits(ShardedModel):
     """Wrong on purpose: no window says where accepted nodes move to."""
 
@@ -210,12 +225,20 @@ class Prophet(ScriptedDrafter):
         return drafts
 
 
-@pytest.mark.parametrize(("stage", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("stage", "how", "execution_mode"),
+    [(0, signal.SIGKILL, "sequential"), (1, signal.SIGKILL, "draft-ahead"), (1, signal.SIGSTOP, "sequential")],
+)
 def test_a_killed_or_frozen_stage_costs_no_token(
-    folders: Folders, target: ShardedModel, stage: int, how: signal.Signals, caplog: pytest.LogCaptureFixture
+    folders: Folders,
+    target: ShardedModel,
+    stage: int,
+    how: signal.Signals,
+    execution_mode: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = outputs(load(folders.target), None, PARAMS["seeded"])
-    engine = llama_engine(target, ModelDrafter(load(folders.drafter)), k=3)
+    engine = under(llama_engine(target, ModelDrafter(load(folders.drafter)), k=3), execution_mode)
     old, starts = target.pipeline.pids, target.pipeline.starts
     found = disturbed(engine, partial(os.kill, old[stage], how))
     assert tokens_of(found) == wanted

@@ -169,13 +169,17 @@ def test_an_aborted_id_can_be_used_again_once_its_step_arrived() -> None:
 def test_one_request_is_never_in_two_steps() -> None:
     """The control: a scheduler that does not mark requests in flight is seen."""
 
-    def unmarked(self: Scheduler, entries: Sequence[ScheduledRequest]) -> None:
-        pass
+    def unmarked(self: Scheduler, entries: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        return list(entries)
 
-    def ended(self: Scheduler, entries: Sequence[ScheduledRequest]) -> None:
-        pass
+    def current(self: Scheduler, entry: ScheduledRequest) -> bool:
+        return True
 
-    with patch.object(Scheduler, "start_step", unmarked), patch.object(Scheduler, "clear_in_flight", ended):
+    with (
+        patch.object(Scheduler, "start_step", unmarked),
+        patch.object(Scheduler, "clear_in_flight", unmarked),
+        patch.object(Scheduler, "is_current", current),
+    ):
         engine = with_steps_in_flight(toy_engine(target(), None), 2)
         with pytest.raises(AssertionError, match="step"):
             run_all(engine, requests(PARAMS["greedy"]))

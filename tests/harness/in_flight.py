@@ -3,76 +3,112 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import cast
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
 
 from cospec.core.engine import Engine
-from cospec.core.interfaces import Verifier
-from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.types import Commit, Draft, FinishReason, Request, RequestState, ScheduledRequest, StepOutput
+from cospec.core.interfaces import Model, PipelinedModel
+from cospec.core.model_io import BatchOutput, TokenBatch
+from cospec.core.pipelined_verifier import PipelinedVerifier
+from cospec.core.types import Commit, FinishReason, Request
+from cospec.core.verifier import TargetVerifier
+from cospec.distributed.messages import Window
+from cospec.distributed.stage_sampling import draws_of, window_output
 from cospec.errors import VerifierLost
+from cospec.models.stage import StageBatch
 
 
-class QueuedVerifier:
-    """Computes submissions in one thread, in their order, as the first stage of a pipeline does.
+class QueuedModel:
+    """Computes batches in one thread, in their order, as a pipeline does; see ``PipelinedModel``.
 
     Args:
         fails: called before each computation; whether its result is lost, and when: "before" or "after".
     """
 
-    def __init__(self, inner: Verifier, max_in_flight: int, fails: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(self, inner: Model, max_in_flight: int, fails: Callable[[], str | None]) -> None:
         self.max_in_flight, self.inner = max_in_flight, inner
-        self.most = 0  # submissions that were unfinished at the same time
-        self._fails, self._lock = fails, Lock()
-        self._thread = ThreadPoolExecutor(1, "verifier")
-        self._unfinished: set[Future[list[StepOutput]]] = set()
+        self.most = 0  # batches that were unfinished at the same time
+        self.cancelled = 0
+        self.lock = Lock()
+        self._fails, self._thread = fails, ThreadPoolExecutor(1, "target")
+        self._unfinished: set[Future[BatchOutput]] = set()
 
-    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        return self.inner.acceptance_method(sequence)
-
-    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
-        future = _Tracked(self._thread.submit(self._compute, entries, drafts), self._unfinished)
+    def submit(self, batch: TokenBatch) -> Future[BatchOutput]:
+        future = _Tracked(self._thread.submit(self._compute, batch), batch, self)
+        self._unfinished.add(future)
         self.most = max(self.most, len(self._unfinished))
-        assert len(self._unfinished) <= self.max_in_flight, "the engine submits more steps than the verifier takes"
+        assert len(self._unfinished) <= self.max_in_flight, "the engine submits more steps than the target takes"
         return future
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        with self._lock:
-            self.inner.commit(commits)
+    def forget(self, future: Future[BatchOutput]) -> None:
+        """The engine has the result, or has cancelled the batch."""
+        self._unfinished.discard(future)
 
-    def free(self, ids: Sequence[str]) -> None:
-        with self._lock:
-            self.inner.free(ids)
-
-    def _compute(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        with self._lock:
+    def _compute(self, batch: TokenBatch) -> Tensor:
+        with self.lock:
             fails = self._fails()
             if fails == "before":
                 raise RuntimeError("a stage failed")
-            outputs = self.inner.submit(entries, drafts).result()
+            logits = self.inner.forward(batch)
             if fails == "after":
                 raise VerifierLost("A stage is unreachable.")
-            return outputs
+        return logits
 
 
-class _Tracked(Future[list[StepOutput]]):
-    """A future that counts as unfinished until the engine has its result."""
+class _Tracked(Future[BatchOutput]):
+    """A future that counts as unfinished until the engine has its result, or cancels it.
 
-    def __init__(self, real: Future[list[StepOutput]], unfinished: set[Future[list[StepOutput]]]) -> None:
+    Tokens are drawn when the engine wants the result, so that enumerated draws have one order. ``done`` is False until
+    then: what the engine does meanwhile depends on no thread's speed.
+    """
+
+    def __init__(self, real: Future[Tensor], batch: TokenBatch, model: QueuedModel) -> None:
         super().__init__()
-        self._real, self._unfinished = real, unfinished
-        unfinished.add(self)
+        self._real, self._batch, self._model, self._read = real, batch, model, False
 
     def done(self) -> bool:
-        return self._real.done()
+        return self._read
 
-    def result(self, timeout: float | None = None) -> list[StepOutput]:
+    def result(self, timeout: float | None = None) -> BatchOutput:
         try:
-            return self._real.result(timeout)
+            logits = self._real.result(timeout)
         finally:
-            self._unfinished.discard(self)
+            self._read = True
+            self._model.forget(self)
+        nothing = np.zeros(0, np.int64)
+        window = Window.of(0, StageBatch.of(self._batch, lambda id: ()), (nothing, nothing), draws_of(self._batch))
+        drawn = window_output(msgspec.structs.replace(window, states=logits.numpy()))
+        rows = logits[:0] if drawn.logits is None else torch.from_numpy(drawn.logits)
+        return BatchOutput(rows, () if drawn.tokens is None else drawn.tokens.tolist())
+
+    def cancel(self) -> bool:
+        self._model.cancelled += 1
+        self._model.forget(self)
+        return self._real.cancel()
+
+
+class QueuedVerifier(PipelinedVerifier):
+    """A verifier whose target is a ``QueuedModel``."""
+
+    def __init__(self, inner: TargetVerifier, max_in_flight: int, fails: Callable[[], str | None]) -> None:
+        self.model = QueuedModel(inner.model, max_in_flight, fails)
+        super().__init__(cast(PipelinedModel, self.model), inner)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        with self.model.lock:
+            super().commit(commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        with self.model.lock:
+            super().free(ids)
 
 
 def with_steps_in_flight(
@@ -83,6 +119,7 @@ def with_steps_in_flight(
 ) -> Engine:
     """The engine with a verifier in another thread that takes ``count`` steps at a time."""
     components = engine.execution_mode.components
+    assert isinstance(components.verifier, TargetVerifier)
     verifier = cls(components.verifier, count, fails)
     engine.execution_mode = type(engine.execution_mode)(replace(components, verifier=verifier))
     engine.scheduler.limits = replace(engine.scheduler.limits, max_in_flight=count)
@@ -93,7 +130,14 @@ def most_in_flight(engine: Engine) -> int:
     """Submissions that were unfinished at the same time."""
     verifier = engine.execution_mode.components.verifier
     assert isinstance(verifier, QueuedVerifier)
-    return verifier.most
+    return verifier.model.most
+
+
+def cancelled(engine: Engine) -> int:
+    """Batches that the engine cancelled."""
+    verifier = engine.execution_mode.components.verifier
+    assert isinstance(verifier, QueuedVerifier)
+    return verifier.model.cancelled
 
 
 @dataclass

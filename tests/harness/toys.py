@@ -40,6 +40,8 @@ def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
         stack.enter_context(patch("cospec.drafters.model.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.dynamic_tree.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.acceptance.reference.exponential_sample", branching_sample))
+        stack.enter_context(patch("cospec.distributed.stage_sampling.RandomStreams", draws))
+        stack.enter_context(patch("cospec.distributed.stage_sampling.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.ensemble.proposer.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.pool.candidates.exponential_sample", branching_sample))
         yield
@@ -99,11 +101,16 @@ def tokens_of(events: Mapping[str, Sequence[Event]]) -> dict[str, tuple[int, ...
 
 
 def enumerated_distribution(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, length: int = 3, by_round: bool = True
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    length: int = 3,
+    by_round: bool = True,
+    at_once: int = 16,
 ) -> OutputDistribution:
     """The exact joint distribution of the first ``length`` tokens of ``engine``.
 
-    Every path through the random choices is a request of its own, known by its seed. Up to 16 of them run at once and
+    Every path through the random choices is a request of its own, known by its seed. Up to ``at_once`` run at once and
     new ones arrive while others are in the middle, so the enumeration also goes through a busy engine.
     """
     traces: dict[int, BranchTrace] = {}
@@ -117,7 +124,7 @@ def enumerated_distribution(
 
     with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
         while waiting or outputs:
-            while waiting and len(outputs) < 16:
+            while waiting and len(outputs) < at_once:
                 seed = len(traces)
                 traces[seed] = BranchTrace(waiting.pop())
                 outputs[str(seed)] = ()

@@ -163,13 +163,20 @@ class Engine:
         """Plan and submit one step; False where no request is ready."""
         started = self.parts.clock()
         plan = self.scheduler.plan()
+        submit, ahead = self.execution_mode.submit, self.execution_mode.windows_ahead
+        if not plan.entries and ahead is not None and self._in_flight:
+            if self._in_flight[0].submitted.future.done():  # may refute further windows
+                return False
+            plan, submit = self.scheduler.plan_windows(ahead.lengths()), ahead.submit
         if not plan.entries:
             return False
         planned = self.parts.clock()
         try:
-            submitted = self.execution_mode.submit(plan)
+            submitted = submit(plan)
         except Exception as error:  # other steps, and requests that wait, go on
             submitted = SubmittedStep(plan.entries, FailedFuture(error))
+        if not submitted.entries:
+            return False
         self.scheduler.start_step(submitted.entries)
         self._in_flight.append(_StepInFlight(plan, submitted, planned - started, self.parts.clock() - started))
         return True
@@ -184,15 +191,13 @@ class Engine:
         try:
             result = self.execution_mode.collect(step.submitted)
         except VerifierLost as error:
-            self._end_oldest(entries)
-            return self._recover(entries, error)
+            return self._recover(self._end_oldest(entries), error)
         except Exception as error:  # as in ``_submit``
-            self._end_oldest(entries)
             log.error("a step of %d requests failed", len(entries), exc_info=error)
-            return self._retry(entries, error)
-        aborted = self._end_oldest(entries)
-        if aborted:
-            result = _without(aborted, result)
+            return self._retry(self._end_oldest(entries), error)
+        current = self._end_oldest(entries)
+        if len(current) < len(entries):
+            result = _only({entry.sequence.id for entry in current}, result)
         sequences = [output.entry.sequence for output in result.outputs]
         contexts = sum([sequence.computed for sequence in sequences])
         commits, events = self.output_processor.commit(result.outputs)
@@ -202,42 +207,60 @@ class Engine:
             self._observe(step, result, commits, contexts, seconds)
         return events
 
-    def _end_oldest(self, entries: Sequence[ScheduledRequest]) -> set[str]:
-        """The oldest step is no longer in flight; forgets its aborted requests, and returns their ids."""
+    def _end_oldest(self, entries: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        """The oldest step is no longer in flight; returns the entries whose outputs count.
+
+        The others are refuted windows, and windows of aborted requests, which the engine forgets now.
+        """
         self._in_flight.popleft()
-        self.scheduler.clear_in_flight(entries)
-        if not self._aborted:
-            return self._aborted
-        aborted = self._aborted.intersection([entry.sequence.id for entry in entries])
-        self._aborted -= aborted
-        self._forget(list(aborted))
-        return aborted
+        current = self.scheduler.clear_in_flight(entries)
+        if self._aborted:
+            aborted = self._aborted.intersection([entry.sequence.id for entry in current])
+            self._aborted -= aborted
+            self._forget(list(aborted))
+            current = [entry for entry in current if entry.sequence.id not in aborted]
+        return current
+
+    def _cancel_refuted(self) -> None:
+        """Cancel steps in flight whose outputs nothing reads any more (PipeInfer's early exit)."""
+        kept: list[_StepInFlight] = []
+        for step in self._in_flight:
+            entries = step.submitted.entries
+            if any(map(self.scheduler.is_current, entries)):
+                kept.append(step)
+            else:
+                step.submitted.future.cancel()
+                self.scheduler.clear_in_flight(entries)
+                self.counters.cancelled_steps += 1
+        if len(kept) < len(self._in_flight):
+            self._in_flight = deque(kept)
 
     def _retry(self, entries: Sequence[ScheduledRequest], error: Exception) -> list[Event]:
         """Compute the requests of a failed step again from their committed tokens; some may have failed too often.
 
         All components forget the requests first. The outputs are dropped, so no random number is used twice.
         """
-        sequences = [entry.sequence for entry in entries if entry.sequence.id in self._sequences]
+        sequences = [entry.sequence for entry in entries]
         self.execution_mode.free([sequence.id for sequence in sequences])
         given_up = {sequence.id for sequence in self.scheduler.retry(sequences)}
         ended = [entry for entry in entries if entry.sequence.id in given_up]
         outputs = [StepOutput(entry, None, None, error=failure(error)) for entry in ended]
         _, events = self.output_processor.commit(outputs)
         self._end([entry.sequence for entry in ended])
+        self._cancel_refuted()
         return events
 
     def _recover(self, failed: Sequence[ScheduledRequest], error: VerifierLost) -> list[Event]:
         """Compute all running requests again: the target's caches are lost, and all steps in flight with these."""
         self.counters.verifier_losses += 1
-        entries = list(failed)
+        entries = {entry.sequence.id: entry for entry in failed}
         while self._in_flight:
             step = self._in_flight[0].submitted
             with suppress(Exception):  # the verifier still uses the caches of steps that it has not answered
                 self.execution_mode.collect(step)
-            entries += step.entries
-            self._end_oldest(step.entries)
-        events = self._retry(entries, error)
+            entries |= {entry.sequence.id: entry for entry in self._end_oldest(step.entries)}
+        left = [entry for entry in entries.values() if entry.sequence.id in self._sequences]  # others were aborted
+        events = self._retry(left, error)
         self.execution_mode.free([sequence.id for sequence in self.scheduler.lose_cache()])
         return events
 
@@ -282,10 +305,14 @@ class Engine:
         """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every step."""
         scheduler = self.scheduler
         assert {s.id for s in (*scheduler.waiting, *scheduler.running)} == set(self._sequences), "a sequence was lost"
-        in_flight = [entry.sequence.id for step in self._in_flight for entry in step.submitted.entries]
-        assert len(in_flight) == len(set(in_flight)), "a sequence is in two steps"
-        assert all(map(scheduler.is_in_flight, in_flight)), "the scheduler does not know of a step in flight"
-        assert self._aborted <= set(in_flight), "an aborted sequence is kept without a step in flight"
+        steps = [step.submitted.entries for step in self._in_flight]
+        current = [entry for entries in steps for entry in entries if scheduler.is_current(entry)]
+        assert len(current) == scheduler.windows_in_flight, "the scheduler knows of other steps in flight"
+        first = [entry.sequence.id for entry in current if entry.assumed is None or entry.holds]
+        assert len(first) == len(set(first)), "a sequence is in two steps"
+        assert all([any(map(scheduler.is_current, entries)) for entries in steps]), "a refuted step is in flight"
+        in_flight = {entry.sequence.id for entry in current}
+        assert self._aborted <= in_flight, "an aborted sequence is kept without a step in flight"
         for sequence in scheduler.running:
             assert 0 <= sequence.computed < len(sequence.tokens), "the last known token must not be computed"
         scheduler.pages.check_integrity()
@@ -294,6 +321,9 @@ class Engine:
         """Report the commits to target, drafter and scheduler; ``_observe`` reports the commits to the policy."""
         self.execution_mode.commit(commits)
         self._end(self.scheduler.apply_commits(commits, sequences))
+        if self._in_flight:
+            self.scheduler.drop_refuted(sequences)
+            self._cancel_refuted()
 
     def _end(self, sequences: Iterable[RequestState]) -> None:
         """Count and forget sequences that ended."""
@@ -354,8 +384,8 @@ class Engine:
                     log.debug("request %s uses the Python path: %s", id, reason)
 
 
-def _without(ids: Container[str], result: StepResult) -> StepResult:
-    """The result without the outputs of some requests."""
-    outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
-    python_path = {id: reason for id, reason in result.python_path.items() if id not in ids}
+def _only(ids: Container[str], result: StepResult) -> StepResult:
+    """The result with the outputs of some requests alone."""
+    outputs = [output for output in result.outputs if output.entry.sequence.id in ids]
+    python_path = {id: reason for id, reason in result.python_path.items() if id in ids}
     return result._replace(outputs=outputs, python_path=python_path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from cospec.core.model_io import BatchOutput, RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.submitted_step import Future, StepResult, SubmittedStep
+from cospec.core.submitted_step import CancellableFuture, Future, StepResult, SubmittedStep
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.native.library import NativeBlend
 from cospec.plugin_options import Options as PluginOptions
@@ -129,7 +129,7 @@ class PipelinedModel(Model, Protocol):
 
     max_in_flight: int
 
-    def submit(self, batch: TokenBatch) -> Future[BatchOutput]:
+    def submit(self, batch: TokenBatch) -> CancellableFuture[BatchOutput]:
         """Like ``forward``; the output arrives later, with tokens for slices that have ``sampling``.
 
         Raises as ``forward``, and ``VerifierLost``.
@@ -170,18 +170,21 @@ class Verifier(Protocol):
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The acceptance method that this sequence's request is verified by."""
 
-    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> CancellableFuture[list[StepOutput]]:
         """Score and verify; the result has one output per entry, in order.
 
-        A sequence is in one submission at a time, and does not change before the result is collected. After an error
-        the engine calls ``free`` for the submission's sequences, and computes them again.
+        A sequence does not change before the result of its oldest submission is collected. Its other submissions have
+        ``assumed`` tokens; an output whose entry no longer ``holds`` then has no result. After an error the engine
+        calls ``free`` for the submission's sequences, and computes them again.
         """
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the caches of the target's models; other sequences may be in flight."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences, none of which is in flight. Unknown ids are ignored."""
+        """Forget sequences. Those in flight have windows alone whose outputs nothing reads. Unknown ids are ignored."""
 
 
 class Executor(Protocol):
@@ -257,6 +260,16 @@ class ModeComponents:
     why_no_multi_step: str = ""
 
 
+class WindowsAhead(Protocol):
+    """Submits further windows of sequences in flight, as if all of the windows before were accepted (PipeInfer)."""
+
+    def lengths(self) -> Mapping[str, int]:
+        """Number of tokens, known or assumed, of each sequence whose next window can be drafted now, by id."""
+
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Draft, and submit windows with ``assumed`` tokens; leaves out entries without a draft."""
+
+
 class ExecutionMode(Protocol):
     """Orders drafting and verification; built from a ``ModeComponents``."""
 
@@ -265,6 +278,10 @@ class ExecutionMode(Protocol):
     info: ExecutionInfo
 
     def __init__(self, components: ModeComponents) -> None: ...
+
+    @property
+    def windows_ahead(self) -> WindowsAhead | None:
+        """Submits further windows of sequences in flight; None where a sequence has one window in flight."""
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Draft, and submit drafts to the verifier. A later plan has the entries that are left out."""
@@ -276,7 +293,7 @@ class ExecutionMode(Protocol):
         """Report what each sequence gained to the target first, then to the drafter."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop sequences, none of which is in flight, from all components. Unknown ids are ignored."""
+        """Drop sequences from all components, see ``Verifier.free``. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Wait for pending calls of the drafter, and drop their results."""

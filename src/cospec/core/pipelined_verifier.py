@@ -13,7 +13,7 @@ from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import PipelinedModel
 from cospec.core.model_io import BatchOutput, RowSampling, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.submitted_step import Future
+from cospec.core.submitted_step import CancellableFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
 from cospec.core.verifier import TargetVerifier
 
@@ -33,7 +33,9 @@ class PipelinedVerifier:
         """See ``Verifier``."""
         return self._verifier.acceptance_method(sequence)
 
-    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> CancellableFuture[list[StepOutput]]:
         """Send the batch to the target; the drafts are verified when the result is collected."""
         tasks, slices = self._verifier.lay_out(entries, drafts)
         drawn = [self._verifier.draws_suffice(task) for task in tasks]
@@ -61,7 +63,7 @@ class _Outputs:
         verifier: TargetVerifier,
         tasks: Sequence[VerifyTask],
         drawn: Sequence[bool],
-        output: Future[BatchOutput],
+        output: CancellableFuture[BatchOutput],
     ) -> None:
         self._verifier, self._tasks, self._drawn, self._output = verifier, tasks, drawn, output
 
@@ -70,17 +72,24 @@ class _Outputs:
         return self._output.done()
 
     def result(self, timeout: float | None = None) -> list[StepOutput]:
-        """Verify the drafts; raises what the target raises."""
+        """Verify the drafts of entries that hold; raises what the target raises."""
         output = self._output.result(timeout)
         by_token, by_logits = (self._rows(drawn) for drawn in (True, False))
         accepted = iter(self._verifier.accept(by_token, output.tokens))
         decided = iter(self._verifier.decide(by_logits, output.logits) if by_logits else ())
-        return [next(accepted if drawn else decided) for drawn in self._drawn]
+        return [
+            next(accepted if drawn else decided) if task.entry.holds else StepOutput(task.entry, None, None)
+            for task, drawn in zip(self._tasks, self._drawn, strict=True)
+        ]
+
+    def cancel(self) -> None:
+        """Cancel the target's work."""
+        self._output.cancel()
 
     def _rows(self, drawn: bool) -> list[VerifyTask]:
-        """Return the tasks of one kind with their places among the rows of this kind."""
+        """Return the tasks of one kind that hold, with their places among the rows of this kind."""
         own = (task for task, each in zip(self._tasks, self._drawn, strict=True) if each is drawn)
-        return list(_packed(own))
+        return [task for task in _packed(own) if task.entry.holds]
 
 
 def _packed(tasks: Iterable[VerifyTask]) -> Iterable[VerifyTask]:

@@ -13,7 +13,7 @@ a pipelined target works (DSD, CoSine).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cospec.core.interfaces import BlockManager
@@ -69,7 +69,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.preempted = 0
         self._step = 0
-        self._in_flight: dict[str, int] = {}  # tokens of the sequences in flight, drafts included, by id
+        self._in_flight: dict[str, list[ScheduledRequest]] = {}  # windows of the sequences in flight, oldest first
         self._steps_in_flight = 0
         self._failures: dict[str, int] = {}  # failed steps since the latest token, by id
 
@@ -85,22 +85,54 @@ class Scheduler:
         for id in removed:
             self.pages.free(id)
             self._failures.pop(id, None)
+            self._in_flight.pop(id, None)
 
     def start_step(self, entries: Sequence[ScheduledRequest]) -> None:
         """Mark the sequences of a submitted step as in flight; plans leave them out."""
         self._steps_in_flight += 1
         for entry in entries:
-            self._in_flight[entry.sequence.request.id] = entry.num_tokens + entry.budget.max_nodes
+            self._in_flight.setdefault(entry.sequence.request.id, []).append(entry)
 
-    def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> None:
-        """Mark the sequences of a step as no longer in flight: the outputs arrived, or the step failed."""
+    def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Mark the windows of the oldest step as no longer in flight: the outputs arrived, or the step failed.
+
+        Returns the entries whose outputs count. The others were refuted, or their sequence was removed.
+        """
         self._steps_in_flight -= 1
+        current, in_flight = [], self._in_flight
         for entry in entries:
-            del self._in_flight[entry.sequence.request.id]
+            id = entry.sequence.request.id
+            windows = in_flight.get(id)
+            if windows and windows[0] is entry:
+                current.append(entry)
+                if len(windows) == 1:
+                    del in_flight[id]
+                else:
+                    windows.pop(0)
+        return current
+
+    @property
+    def windows_in_flight(self) -> int:
+        """Number of submitted windows whose outputs count."""
+        return sum(map(len, self._in_flight.values()))
 
     def is_in_flight(self, id: str) -> bool:
         """Whether a sequence is in a submitted step."""
         return id in self._in_flight
+
+    def is_current(self, entry: ScheduledRequest) -> bool:
+        """Whether the outputs of a submitted window count: it is in flight and was not refuted."""
+        return any([each is entry for each in self._in_flight.get(entry.sequence.request.id, ())])
+
+    def drop_refuted(self, sequences: Iterable[RequestState]) -> None:
+        """Forget the windows in flight of sequences whose latest tokens are not the next window's assumed tokens.
+
+        Later windows continue this window, so all are refuted.
+        """
+        for sequence in sequences:
+            windows = self._in_flight.get(sequence.request.id)
+            if windows and not windows[0].holds:
+                del self._in_flight[sequence.request.id]
 
     def retry(self, sequences: Iterable[RequestState]) -> list[RequestState]:
         """Queue sequences whose step failed, to compute all known tokens again.
@@ -109,6 +141,7 @@ class Scheduler:
         """
         given_up = []
         for sequence in sequences:
+            self._in_flight.pop(sequence.id, None)
             failures = self._failures[sequence.id] = self._failures.get(sequence.id, 0) + 1
             if failures < MAX_FAILURES:
                 self._requeue(sequence)
@@ -162,6 +195,28 @@ class Scheduler:
             self._step - 1, tuple(entries), self._max_steps(entries) if self.limits.max_steps > 1 else 1
         )
 
+    def plan_windows(self, lengths: Mapping[str, int]) -> SchedulerOutput:
+        """Plan one more window for sequences in flight, each with the budget of its latest window.
+
+        The windows fill steps that would otherwise stay empty. A window gets no room that would preempt a sequence.
+
+        Args:
+            lengths: number of tokens, known or assumed, of the sequences whose next window can be drafted, by id.
+        """
+        entries: list[ScheduledRequest] = []
+        count, left = self._share()
+        for id, length in () if self._failures else lengths.items():
+            if id not in self._in_flight:
+                continue
+            latest = self._in_flight[id][-1]
+            tokens = 1 + latest.budget.max_nodes
+            fits = length + tokens < self.limits.max_len and tokens <= left
+            if len(entries) < max(1, count) and fits and self.pages.allocate(id, length + tokens):
+                entries.append(ScheduledRequest(latest.sequence, 1, latest.budget))
+                left -= tokens
+        self._step += bool(entries)
+        return SchedulerOutput(self._step - 1, tuple(entries), 1)
+
     def _share(self) -> tuple[int, int]:
         """Return the sequences and tokens of one microbatch: equal parts of the limits."""
         limits = self.limits
@@ -169,7 +224,9 @@ class Scheduler:
             return limits.max_num_seqs, limits.max_num_batched_tokens
         free = limits.max_in_flight - self._steps_in_flight
         total = min(limits.max_num_seqs, len(self.running) + len(self.waiting))
-        left = limits.max_num_batched_tokens - sum(self._in_flight.values())
+        left = limits.max_num_batched_tokens - sum(
+            [entry.num_tokens + entry.budget.max_nodes for windows in self._in_flight.values() for entry in windows]
+        )
         count = min(_divided(total, limits.max_in_flight), _divided(total - len(self._in_flight), free))
         return count, _divided(left, free)
 

@@ -32,6 +32,13 @@ class Future(Protocol[T_co]):
         """
 
 
+class CancellableFuture(Future[T_co], Protocol[T_co]):
+    """A result that may be cancelled."""
+
+    def cancel(self) -> object:
+        """Save the work that is left, where that is possible; nothing reads the result."""
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedFuture(Generic[T]):
     """A result that was computed at once."""
@@ -45,6 +52,9 @@ class FinishedFuture(Generic[T]):
     def result(self, timeout: float | None = None) -> T:
         """Return the result."""
         return self.value
+
+    def cancel(self) -> None:
+        """Do nothing: no work is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,9 @@ class FailedFuture:
     def result(self, timeout: float | None = None) -> NoReturn:
         """Raise the error."""
         raise self.error
+
+    def cancel(self) -> None:
+        """Do nothing: no work is left."""
 
 
 class StepResult(NamedTuple):
@@ -85,13 +98,15 @@ class SubmittedStep(NamedTuple):
         times: seconds so far, see ``StepResult.times``.
         python_path: see ``StepResult.python_path``.
         failed: outputs of entries whose drafting raised, each with an error.
+        submission: seconds of the submission, where the execution mode measures them.
     """
 
     entries: Sequence[ScheduledRequest]
-    future: Future[list[StepOutput]]
+    future: CancellableFuture[list[StepOutput]]
     times: StepTimes = StepTimes()
     python_path: Mapping[str, str] = {}
     failed: Sequence[StepOutput] = ()
+    submission: float = 0.0
 
     def collect(self, clock: Clock) -> StepResult:
         """Wait for the outputs; raises what ``future`` raises."""

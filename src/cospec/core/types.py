@@ -232,18 +232,47 @@ class BatchState:
     free_cache_tokens: int = 1 << 30
 
 
+class AssumedTokens(NamedTuple):
+    """Tokens after the ``known`` first tokens of a sequence, which windows in flight verify; the last is a guess."""
+
+    known: int
+    tokens: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The number of known tokens, if all assumed tokens become known."""
+        return self.known + len(self.tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One sequence's share of a step: compute ``num_tokens`` known tokens, then up to ``budget.max_nodes`` nodes."""
+    """One sequence's share of a step: compute ``num_tokens`` known tokens, then up to ``budget.max_nodes`` nodes.
+
+    Attributes:
+        assumed: set for a window that follows windows of the same sequence in flight. The window computes the last
+            assumed token in place of a known token.
+    """
 
     sequence: RequestState
     num_tokens: int
     budget: DraftBudget
+    assumed: AssumedTokens | None = None
 
     @property
     def samples_token(self) -> bool:
         """Whether the step computes the last known token, so that the request samples a token."""
-        return self.sequence.computed + self.num_tokens == len(self.sequence.tokens)
+        return self.assumed is not None or self.sequence.computed + self.num_tokens == len(self.sequence.tokens)
+
+    @property
+    def base_len(self) -> int:
+        """The number of tokens, known or assumed, that a draft of this step continues."""
+        return len(self.sequence.tokens) if self.assumed is None else self.assumed.end
+
+    @property
+    def holds(self) -> bool:
+        """Whether the sequence ends with all assumed tokens now; True without assumed tokens."""
+        assumed, tokens = self.assumed, self.sequence.tokens
+        return assumed is None or (len(tokens) == assumed.end and tuple(tokens[assumed.known :]) == assumed.tokens)
 
 
 @dataclass(frozen=True, slots=True)

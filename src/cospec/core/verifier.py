@@ -165,7 +165,7 @@ class TargetVerifier:
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
         """Return the draft if its base is the known tokens and the acceptance method verifies its shape, else None."""
-        if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.samples_token:
+        if not draft or draft.base_len != entry.base_len or not entry.samples_token:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
             return None
@@ -231,13 +231,14 @@ def _only_verified(task: VerifyTask) -> bool:
 
 def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
     """Return the slice of a sequence to compute, and the number of its last rows that verification reads."""
-    sequence, n = entry.sequence, entry.num_tokens
-    start, known = sequence.computed, sequence.tokens
-    ends = start + n == len(known)
-    first_row = n - 1 if ends else n
-    if wants_prompt_rows(sequence):
-        first_row = 0
-    tokens = tuple(known[start : start + n])
+    sequence, n, assumed = entry.sequence, entry.num_tokens, entry.assumed
+    if assumed is not None:
+        start, tokens, ends, first_row = assumed.end - 1, assumed.tokens[-1:], True, 0
+    else:
+        start, known = sequence.computed, sequence.tokens
+        ends = start + n == len(known)
+        first_row = 0 if wants_prompt_rows(sequence) else n - 1 if ends else n
+        tokens = tuple(known[start : start + n])
     if draft is None:
         return SequenceSlice(sequence.request.id, start, tokens, (), first_row), 1 if ends else 0
     count = 1 + len(draft.tokens)

@@ -85,6 +85,7 @@ class Link:
 
     def change(self, config: LinkConfig) -> None:
         """Change the link's delays; no message is on its way."""
+        self.delay = config.delay
         self._clock = LinkClock(config, self._seed)
         if self._held is None and config != LinkConfig():
             self._held = SimpleQueue()

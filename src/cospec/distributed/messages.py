@@ -58,6 +58,12 @@ class SetLink(ProtocolMessage, frozen=True):
     link: LinkConfig
 
 
+class Cancel(ProtocolMessage, frozen=True):
+    """Stages need not compute a window whose result nothing reads; stages after them pass the window on."""
+
+    number: int
+
+
 class Window(ProtocolMessage, frozen=True):
     """A packed batch on its way through the stages.
 
@@ -67,7 +73,7 @@ class Window(ProtocolMessage, frozen=True):
         sources, targets: int64 ``[M]``, slots that every stage copies first.
         states: float32 ``[T, hidden]``, after the layers of the stages before; None from the engine.
         draws: ``[D, FIELDS]`` for slices whose tokens the last stage draws, see ``stage_sampling``; None for none.
-        error: why a stage before could not compute the window; later stages pass the window on.
+        error: why a stage before did not compute the window; later stages pass the window on.
     """
 
     number: int
@@ -122,5 +128,5 @@ def _bytes_of(*arrays: Array | None) -> int:
     return sum(each.nbytes for each in arrays if each is not None)
 
 
-StageCommand = Start | Connect | SetLink
+StageCommand = Start | Connect | SetLink | Cancel
 StageReply = Listening | Connected | Failed

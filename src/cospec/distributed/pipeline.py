@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class WindowFuture:
     """A window on its way through the stages."""
 
-    def __init__(self, pipeline: Pipeline, arrival: Arrival[BatchOutput]) -> None:
-        self._pipeline, self._arrival = pipeline, arrival
+    def __init__(self, pipeline: Pipeline, number: int, arrival: Arrival[BatchOutput]) -> None:
+        self._pipeline, self._number, self._arrival = pipeline, number, arrival
 
     def done(self) -> bool:
         """Whether the result is here, or lost."""
@@ -54,6 +54,10 @@ class WindowFuture:
                 raise
             self._pipeline.lose(f"no stage answered for {self._pipeline.patience:g} s")
             return self._arrival.result()
+
+    def cancel(self) -> None:
+        """Let the stages that the window has not reached pass it on without computing."""
+        self._pipeline.cancel(self._number)
 
 
 class Pipeline:
@@ -104,7 +108,17 @@ class Pipeline:
             running.windows.send(Window.of(number, batch, moves, draws))
         except ChannelClosed:
             self.lose(running.endings())
-        return WindowFuture(self, arrival)
+        return WindowFuture(self, number, arrival)
+
+    def cancel(self, number: int) -> None:
+        """Drop the result of a window, see ``WindowFuture.cancel``."""
+        with self._lock:
+            running, arrival = self._running, self._pending.pop(number, None)
+        if running is not None and arrival is not None:
+            try:
+                running.cancel(number)
+            except ChannelClosed:
+                self.lose(running.endings())
 
     def set_links(self, links: Sequence[LinkConfig]) -> None:
         """Change the delays that are added to links, see ``EngineConfig.stage_links``; no window is in flight."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from cospec.config import LinkConfig
 from cospec.distributed.links import connect
-from cospec.distributed.messages import Connect, Connected, Listening, SetLink, StageReply, WindowOutput
+from cospec.distributed.messages import Cancel, Connect, Connected, Listening, SetLink, StageReply, WindowOutput
 from cospec.distributed.stage_worker import StagePlan, plan_of
 from cospec.errors import InvalidInput, ModelError, VerifierLost
 from cospec.models.load_options import LoadOptions
@@ -124,6 +124,16 @@ class StageProcesses:
         for number, shard in enumerate(self._shards):
             self._channels[number].send(SetLink(own_links[shard.stage]))
             self._answer(number, Connected)
+
+    def cancel(self, number: int) -> None:
+        """Tell every stage that it need not compute a window.
+
+        Raises:
+            ChannelClosed: a process is gone.
+        """
+        for channel, shard in zip(self._channels, self._shards, strict=False):
+            if shard.rank == 0:
+                channel.send(Cancel(number))
 
     def kill(self) -> None:
         """End all processes by force."""

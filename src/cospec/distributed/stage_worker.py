@@ -20,6 +20,7 @@ from torch import Tensor
 from cospec.config import LinkConfig
 from cospec.distributed.links import Address, Link, accept, connect, free_port, listen
 from cospec.distributed.messages import (
+    Cancel,
     Connect,
     Connected,
     Listening,
@@ -130,7 +131,7 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
         control.send(Failed(f"Stage {shard.stage} of the target is not connected. {error}"))
         return
     control.send(Connected())
-    threading.Thread(target=_watch, args=(control, neighbours, os.getppid()), daemon=True).start()
+    threading.Thread(target=_watch, args=(control, neighbours, os.getppid(), stage), daemon=True).start()
     try:
         stage.serve(neighbours)
     except ChannelClosed:
@@ -162,6 +163,11 @@ class _Stage:
         self._plan, self._least = plan, least
         self._group: ShardGroup | None = None
         self._forward: StageForward | None = None
+        self._cancelled: dict[int, float] = {}  # windows that nothing reads, and from which moment that is known
+
+    def cancel(self, number: int, delay: float) -> None:
+        """Skip a window that is not computed yet, in ``delay`` seconds; called by another thread."""
+        self._cancelled[number] = time.monotonic() + delay
 
     def load(self) -> None:
         """Load the part; raises ``CospecError``."""
@@ -187,16 +193,25 @@ class _Stage:
         while True:
             window = neighbours.windows.receive()
             end = time.monotonic() + self._least
+            if self._is_cancelled(window.number):
+                window = msgspec.structs.replace(window, states=None, error="nothing reads the result")
             for shard in neighbours.shards:
                 shard.send(window)
             result = self._answer(window)
             output = None if neighbours.results is None else _output(result)
-            if self._least:
+            if self._least and window.error is None:
                 time.sleep(max(0.0, end - time.monotonic()))
             if neighbours.next is not None:
                 neighbours.next.send(result)
             elif neighbours.results is not None and output is not None:
                 neighbours.results.send(output)
+
+    def _is_cancelled(self, number: int) -> bool:
+        """Whether nothing reads the result of a window; forgets earlier windows."""
+        known_at = self._cancelled.pop(number, None)
+        for earlier in [each for each in tuple(self._cancelled) if each < number]:
+            del self._cancelled[earlier]
+        return known_at is not None and known_at <= time.monotonic()
 
     def _answer(self, window: Window) -> Window:
         """Return the window after the layers of this stage."""
@@ -229,16 +244,18 @@ def _end_with_host(parent: socket.socket) -> None:
     os._exit(0)
 
 
-def _watch(control: Channel, neighbours: _Neighbours, parent: int) -> None:
-    """End with the engine; change the link meanwhile."""
+def _watch(control: Channel, neighbours: _Neighbours, parent: int, stage: _Stage) -> None:
+    """End with the engine; change the link and cancel windows meanwhile."""
+    links = [link for link in (neighbours.next, neighbours.results) if link is not None]
     try:
         while os.getppid() == parent:
             command = control.receive(LOOK_SECONDS)
             if isinstance(command, SetLink):
-                for link in (neighbours.next, neighbours.results):
-                    if link is not None:
-                        link.change(command.link)
+                for link in links:
+                    link.change(command.link)
                 control.send(Connected())
+            elif isinstance(command, Cancel):  # an injected delay holds for this message too
+                stage.cancel(command.number, max([link.delay for link in links], default=0.0))
     except (ChannelClosed, ProtocolError):
         pass
     os._exit(0)

@@ -2,9 +2,10 @@
 
 The first run of a request is made without drafts, and its output is stored. When the same request returns (the same
 prompt, parameters and, unless greedy, seed), its output is known: ``match`` makes the output a function of these alone.
-The draft is this output with mistakes. Given right tokens before, each token is right with the given probability. The
-verifier treats the draft like any other, so the output distribution is unchanged. With another acceptance method the
-output cannot be known, and the request gets no draft.
+The draft is this output with mistakes. Given right tokens before, each token is right with the given probability. A
+draft ahead continues the output at its place, as if the draft under verification were right. The verifier treats the
+draft like any other, so the output distribution is unchanged. With another acceptance method the output cannot be
+known, and the request gets no draft.
 
 So a benchmark runs its prompts once to warm up, and measures from the second time on. ``seconds_per_token`` simulates
 drafting time: the drafter sleeps this long per token of the step's longest draft.
@@ -67,7 +68,7 @@ class SyntheticDrafter(Drafter):
     samples = False
     capabilities = DrafterCapabilities(costless=True, chains=True)
     reads_hidden_states = False
-    drafts_ahead = False
+    drafts_ahead = True
     learns = True
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions
 
@@ -122,8 +123,8 @@ class SyntheticDrafter(Drafter):
             mistakes = derive_seed(context.seed, 1 + crc32(array("q", prompt).tobytes()))
             key = (prompt, repr(context.sampling), seed)
             one = self._open[context.id] = _ActiveRequest(key, context.prompt_len, mistakes)
-        one.output.extend(context.tokens[context.prompt_len + len(one.output) :])
-        place, n = len(one.output), min(budget.depth, budget.max_nodes)
+        one.output.extend(context.tokens[context.prompt_len + len(one.output) : context.committed_len])
+        place, n = len(context.tokens) - context.prompt_len, min(budget.depth, budget.max_nodes)
         right = self._known.get(one.key, ())[place : place + n]
         if not right:
             return None

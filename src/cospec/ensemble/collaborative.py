@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import Blend, ModeComponents
+from cospec.core.interfaces import Blend, ModeComponents, WindowsAhead
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.submitted_step import FinishedFuture, StepResult, SubmittedStep
@@ -42,6 +42,7 @@ class Collaborative:
     """The execution mode of ``members`` that propose to each other. Implements ``core.interfaces.ExecutionMode``."""
 
     learns: ClassVar[bool] = False
+    windows_ahead: WindowsAhead | None = None
 
     def __init__(self, members: ProposingEnsemble, components: ModeComponents) -> None:
         self.members, self.components = members, components

@@ -9,14 +9,13 @@ halved, times are measured again.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.interfaces import ExecutionMode, ModeComponents
+from cospec.core.interfaces import ExecutionMode, ModeComponents, WindowsAhead
 from cospec.core.rng import Floats
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
@@ -108,10 +107,14 @@ class Auto:
         self._window_size = window
         self._mode: ExecutionMode = Sequential(components)
         self._measured = _Window()
-        self._submissions: deque[float] = deque()  # seconds of the submissions of steps in flight
         self._trial: _Trial | None = None
         self._settled = False
         self._width = self._load = 0.0  # mean number of drafting sequences: recently, and when the mode was chosen
+
+    @property
+    def windows_ahead(self) -> WindowsAhead | None:
+        """See ``ExecutionMode``; of the current mode."""
+        return self._mode.windows_ahead
 
     @property
     def current(self) -> ExecutionMode:
@@ -124,17 +127,15 @@ class Auto:
         if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         started = self.components.clock()
-        try:
-            return self._mode.submit(plan)
-        finally:  # a step that cannot be submitted is collected too
-            self._submissions.append(self.components.clock() - started)
+        step = self._mode.submit(plan)
+        return step._replace(submission=self.components.clock() - started)
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step; the mode may have changed since the submission."""
-        submission, started = self._submissions.popleft(), self.components.clock()
+        started = self.components.clock()
         result = step.collect(self.components.clock)
         if not self._settled:
-            self._measure(result, submission + self.components.clock() - started)
+            self._measure(result, step.submission + self.components.clock() - started)
         return result
 
     def commit(self, commits: Sequence[Commit]) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from cospec.core.interfaces import ModeComponents
 from cospec.core.types import Draft, ScheduledRequest
 from cospec.execution.overlapped_base import OverlappedMode
+from cospec.execution.windows_in_flight import WindowsInFlight
+from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 
 
 class DraftAhead(OverlappedMode):
@@ -19,13 +22,22 @@ class DraftAhead(OverlappedMode):
     the next draft. Otherwise these tokens are dropped and the sequence is drafted again. The other sequences wait for
     this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
     more. Idle drafter nodes draft after other outcomes of the verification: fewer accepted tokens, or another path.
+
+    A target that takes several steps at a time gets such a next draft at once, as a further window of the sequence,
+    where no other sequence is ready. ``WindowsInFlight`` has these windows.
     """
 
     name: ClassVar[str] = "draft-ahead"
 
+    def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
+        super().__init__(components, timeout)
+        self._windows = WindowsInFlight(self.dispatcher)
+        self.windows_ahead = self._windows if components.verifier.max_in_flight > 1 else None
+
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         """Return all entries; submits drafts ahead for those with a draft."""
         dispatcher = self.dispatcher
+        self._windows.forget(entries)
         while any(dispatcher.waits_for_draft(entry) for entry in entries):
             dispatcher.submit_drafts(
                 [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)]
@@ -36,7 +48,7 @@ class DraftAhead(OverlappedMode):
         drafts = dispatcher.drafts_of(entries)
         if dispatcher.drafts_ahead:
             pairs = [(entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id))]
-            dispatcher.submit_drafts(
-                [request for entry, draft in pairs for request in dispatcher.continue_outcomes(entry, draft)]
-            )
+            requests = [request for entry, draft in pairs for request in dispatcher.continue_outcomes(entry, draft)]
+            dispatcher.submit_drafts(requests)
+            self._windows.follow(drafts, requests)
         return entries, drafts

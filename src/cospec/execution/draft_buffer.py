@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cospec.core.tree import chain, children
-from cospec.core.types import Draft, DraftBudget, DraftContext, RequestState, ScheduledRequest
+from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, RequestState, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,13 +108,14 @@ class DraftBuffer:
     draft whose outcome has come true takes its place.
 
     Attributes:
-        used: drafts made during verification that were used, after the likeliest outcome and after another outcome.
+        used: drafts made during verification that were used: after the likeliest outcome, after another outcome, and
+            for windows that were submitted during the verification.
     """
 
     def __init__(self) -> None:
         self.pending: dict[str, DraftRequest] = {}
         self.ready: dict[str, tuple[DraftRequest, Draft | None]] = {}
-        self.used = {"likeliest": 0, "other": 0}
+        self.used = {"likeliest": 0, "other": 0, "in flight": 0}
         self._others: dict[str, dict[DraftRequest, Draft | None]] = {}  # None: not there yet
         self.stale = 0  # drafts that were discarded because their sequence took another path
 
@@ -124,7 +125,6 @@ class DraftBuffer:
             if request.rank:
                 self._others.setdefault(request.id, {})[request] = None
                 continue
-            self._others.pop(request.id, None)
             assert request.id not in self.pending and request.id not in self.ready, "a sequence has two drafts"
             self.pending[request.id] = request
 
@@ -162,6 +162,7 @@ class DraftBuffer:
 
     def take(self, entry: ScheduledRequest) -> Draft | None:
         """Return the finished draft of a planned sequence, after its current tokens and within its current budget."""
+        self._others.pop(entry.sequence.id, None)
         request, draft = self.ready.pop(entry.sequence.id, (None, None))
         if request is None or draft is None:
             return None
@@ -169,6 +170,24 @@ class DraftBuffer:
         if fitting is not None and request.context.assumed + request.rank:
             self.used["other" if request.rank else "likeliest"] += 1
         return fitting
+
+    def take_window(self, entry: ScheduledRequest, request: DraftRequest) -> tuple[AssumedTokens, Draft] | None:
+        """Return the next window of a sequence in flight: its assumed tokens, and the draft after these.
+
+        The first token of the finished draft is the guess of the token after the windows before. None where ``request``
+        has no such chain; then what was drafted stays.
+        """
+        found, draft = self.ready.get(request.id, (None, None))
+        if found is not request or draft is None or len(draft) < 2 or not draft.is_chain:
+            return None
+        known = len(entry.sequence.tokens)
+        assumed = AssumedTokens(known, (*request.context.tokens[known:], draft.tokens[0]))
+        fitting = fit_to_budget(_below(draft, 0, assumed.end), entry.budget)
+        if fitting is None:
+            return None
+        del self.ready[request.id]
+        self.used["in flight"] += 1
+        return assumed, fitting
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""

@@ -10,7 +10,7 @@ from typing import Any
 from cospec.core.interfaces import Executor, ModeComponents
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
-from cospec.core.submitted_step import FinishedFuture, Future, SubmittedStep
+from cospec.core.submitted_step import CancellableFuture, FinishedFuture, Future, SubmittedStep
 from cospec.core.tree import children, path_to
 from cospec.core.types import (
     Commit,
@@ -120,7 +120,7 @@ class DraftDispatcher:
         ids = [entry.sequence.id for entry in batch]
         failures = {id: self._failures.pop(id) for id in ids if id in self._failures}
         sound = [entry for entry in batch if entry.sequence.id not in failures]
-        future: Future[list[StepOutput]] = FinishedFuture([])
+        future: CancellableFuture[list[StepOutput]] = FinishedFuture([])
         if sound:
             future = self.components.verifier.submit(sound, drafts)
         busy = self.executor.busy if self.executor else 0.0
@@ -130,7 +130,10 @@ class DraftDispatcher:
 
     def drafts_of(self, batch: Sequence[ScheduledRequest]) -> dict[str, Draft]:
         """Return the finished drafts of a batch, trimmed by the policy."""
-        drafts = [draft for entry in batch if (draft := self.buffer.take(entry)) is not None]
+        return self.trimmed([draft for entry in batch if (draft := self.buffer.take(entry)) is not None])
+
+    def trimmed(self, drafts: list[Draft]) -> dict[str, Draft]:
+        """Return drafts by id, trimmed by the policy."""
         return {draft.id: draft for draft in self.components.policy.trim(drafts)}
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -157,24 +160,22 @@ class DraftDispatcher:
         """Return a request for a draft after ``draft``, as if all of this chain under verification were accepted.
 
         The first token must match the target's token after ``draft``, so the draft is one token longer than the budget.
-        Each step gives the draft a seed of its own: a sequence may reach the same length on another path, and no random
-        number may serve twice. Under the target's random stream the seed stays, because one number draws the token of
-        each position. None if the output ends too early for such a draft.
+        Each window gives the draft a seed of its own: a sequence may reach the same length on another path, and no
+        random number may serve twice. Under the target's random stream the seed stays, because one number draws the
+        token of each position. None if the output ends too early for such a draft.
         """
         sequence, base = entry.sequence, draft.base_len
-        stream_kind = self.components.verifier.acceptance_method(sequence).stream_kind
-        seed = (
-            sequence.request.seed
-            if stream_kind is StreamKind.TARGET
-            else derive_seed(sequence.request.seed, AHEAD_SEEDS + base)
-        )
-        depth = _depth_after(entry, len(draft))
+        path = [*(() if entry.assumed is None else entry.assumed.tokens), *draft.tokens]
+        stream_kind, seed = self.components.verifier.acceptance_method(sequence).stream_kind, sequence.request.seed
+        if stream_kind is not StreamKind.TARGET:
+            # A refuted window and a later window may have the same base, and the later one follows more target calls.
+            calls = 0 if entry.assumed is None else 1 + sequence.stats.target_calls
+            seed = derive_seed(seed, AHEAD_SEEDS * (1 + calls) + base)
+        depth = _depth_after(entry, len(path))
         if depth < 2:
             return None
         budget = DraftBudget(depth, depth, threshold=entry.budget.threshold)
-        return DraftRequest(
-            _context(sequence, [*sequence.tokens, *draft.tokens], seed, stream_kind, len(draft)), budget
-        )
+        return DraftRequest(_context(sequence, [*sequence.tokens, *path], seed, stream_kind, len(path)), budget)
 
     def continue_outcomes(self, entry: ScheduledRequest, draft: Draft) -> list[DraftRequest]:
         """Return requests for drafts after the likeliest outcomes of the verification of ``draft``, likeliest first.

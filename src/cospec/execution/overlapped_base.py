@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from cospec.core.interfaces import ModeComponents
+from cospec.core.interfaces import ModeComponents, WindowsAhead
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput
@@ -24,6 +24,7 @@ class OverlappedMode(ABC):
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False
+    windows_ahead: WindowsAhead | None = None
 
     def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)

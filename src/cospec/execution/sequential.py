@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cospec.core.interfaces import ModeComponents, MultiStepRunner
+from cospec.core.interfaces import ModeComponents, MultiStepRunner, WindowsAhead
 from cospec.core.plugin_base import context_of
 from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep
+from cospec.core.submitted_step import CancellableFuture, FinishedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -28,6 +28,7 @@ class Sequential:
     """Drafter and target take turns; each uses all of the machine."""
 
     learns: ClassVar[bool] = False
+    windows_ahead: WindowsAhead | None = None
 
     def __init__(self, components: ModeComponents) -> None:
         self.components = components
@@ -56,7 +57,7 @@ class Sequential:
         sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
         drafted = components.clock()
         drafting = drafted - started
-        future: Future[list[StepOutput]] = FinishedFuture([])
+        future: CancellableFuture[list[StepOutput]] = FinishedFuture([])
         if runner is not None and sound:
             given = {entry.sequence.id: drafts.get(entry.sequence.id) for entry in asked}
             outputs, times = runner.run(sound, plan.max_steps, given)

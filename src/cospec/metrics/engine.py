@@ -27,6 +27,7 @@ class EngineMetrics:
     integrity_checks: int = 0  # of the idle engine
     integrity_errors: int = 0  # of these checks, those that found leaked pages or states
     verifier_losses: int = 0  # after which the target's KV cache was computed again
+    cancelled_steps: int = 0  # in flight, all of whose windows were refuted
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     prompt_tokens: int = 0
@@ -64,7 +65,7 @@ class Counters:
         self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
-        self.native = self.verifier_losses = 0
+        self.native = self.verifier_losses = self.cancelled_steps = 0
         self.prompt_tokens = self.prefix_cache_hits = self.generated = self.steps = 0
         self.divergence, self.relaxed_tokens = 0.0, 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
@@ -114,6 +115,7 @@ class Counters:
             kv_cache_usage=usage,
             num_preemptions=preemptions,
             verifier_losses=self.verifier_losses,
+            cancelled_steps=self.cancelled_steps,
             prefix_cache_queries=self.prompt_tokens,
             prefix_cache_hits=self.prefix_cache_hits,
             prompt_tokens=self.prompt_tokens,

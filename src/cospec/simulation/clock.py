@@ -93,6 +93,9 @@ class SimulatedFuture:
             raise self._error
         return self._value
 
+    def cancel(self) -> None:
+        """Do nothing: simulated machines finish what they have begun."""
+
 
 class SimulatedPipeline:
     """Stages in a row. Each stage works on one microbatch at a time, in their order.

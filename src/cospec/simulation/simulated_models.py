@@ -12,7 +12,7 @@ from cospec.acceptance.match import Match
 from cospec.core.interfaces import BlockManager, NativeForward, PipelinedModel
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.submitted_step import FinishedFuture, Future
+from cospec.core.submitted_step import CancellableFuture, FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import SimulatedFuture, SimulatedPipeline, VirtualClock
@@ -99,17 +99,23 @@ class SimulatedVerifier:
         """Return the acceptance method of greedy requests."""
         return self._rule
 
-    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
-        """Return one output per entry."""
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> CancellableFuture[list[StepOutput]]:
+        """Return one output per entry; entries whose assumed tokens are wrong have no result."""
         context = tokens = 0
         outputs = []
         for entry in entries:
-            sequence = entry.sequence
+            sequence, assumed = entry.sequence, () if entry.assumed is None else entry.assumed.tokens
             draft = drafts.get(sequence.request.id)
-            context += sequence.computed
+            context += sequence.computed + len(assumed)
             tokens += entry.num_tokens
-            output, place = self._requests[sequence.request.id].output, sequence.output_len
-            if not entry.samples_token or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
+            output, place = self._requests[sequence.request.id].output, entry.base_len - sequence.prompt_len
+            if assumed and (tuple(output[place - len(assumed) : place]) != assumed or place >= len(output)):
+                tokens += 0 if draft is None else len(draft.tokens)
+                outputs.append(StepOutput(entry, draft, None))
+                continue
+            if not entry.samples_token or draft is None or draft.base_len != entry.base_len or not draft.tokens:
                 result = VerifyResult((), output[place], False) if entry.samples_token else None
                 outputs.append(StepOutput(entry, None, result))
                 continue

@@ -1,0 +1,127 @@
+"""Several windows of one request in flight keep text and distribution, whatever is accepted, aborted or lost."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager
+from unittest.mock import PropertyMock, patch
+
+import pytest
+
+from cospec.core.engine import Engine
+from cospec.core.types import ScheduledRequest
+from cospec.drafters.model import ModelDrafter
+from cospec.models.toy import ToyModel
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from harness.enumerated_draws import Unsound, total_variation
+from harness.in_flight import cancelled, most_in_flight, run_disturbed, with_steps_in_flight
+from harness.overlap import under
+from harness.reference import joint_distribution_of
+from harness.toys import enumerated_distribution, run_all, tokens_of, toy_engine, with_pool
+
+EXACT = 1e-12
+VOCAB = 6
+PROMPT = [1, 2, 3]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=40),
+    "edited": SamplingParams(
+        temperature=0.8, seed=5, max_tokens=40, repetition_penalty=1.3, min_tokens=9, stop_token_ids=(3,), logprobs=2
+    ),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=40, seed=11),
+}
+
+
+def target(pages: int = 64) -> ToyModel:
+    return with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), pages, 4)
+
+
+def ahead(drafter: ToyModel, count: int, executor: str = "inline", acceptance_method: str = "auto") -> Engine:
+    made = toy_engine(target(), ModelDrafter(drafter), acceptance_method, k=2)
+    return with_steps_in_flight(under(made, "draft-ahead", executor), count)
+
+
+def written(engine: Engine, params: SamplingParams, check: bool = True) -> dict[str, tuple[int, ...]]:
+    return tokens_of(run_all(engine, make_requests("r", PROMPT, params), check=check))
+
+
+@pytest.mark.parametrize("executor", ["inline", "worker"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("params", PARAMS)
+def test_one_request_fills_the_pipeline(params: str, count: int, executor: str) -> None:
+    wanted = written(toy_engine(target(), None), PARAMS[params])
+    for drafter in (ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), ToyModel(VOCAB, order=1, seed=3)):
+        engine = ahead(drafter, count, executor)
+        assert written(engine, PARAMS[params]) == wanted
+        assert most_in_flight(engine) == count
+        assert engine.metrics().drafts_ahead["in flight"] > 0
+        assert engine.metrics().steps_in_flight == 0 == engine.metrics().kv_cache_usage
+    assert engine.metrics().cancelled_steps == cancelled(engine) > 0  # the second drafter is often wrong
+
+
+def test_a_right_drafter_gets_every_window_accepted() -> None:
+    """One traversal commits three tokens, and the pipeline takes a window in every turn."""
+    engine = ahead(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), 4)
+    written(engine, PARAMS["greedy"])
+    metrics = engine.metrics()
+    assert metrics.steps <= 2 + 40 // 3 + 1
+    assert metrics.drafts_ahead["in flight"] >= 10
+
+
+def distance(acceptance_method: str, count: int, length: int = 4) -> float:
+    """The total variation between the engine's distribution of the first tokens, by enumeration, and the target's."""
+    plain = SamplingParams(max_tokens=length + 1)
+    made = toy_engine(ToyModel(2, order=1, seed=1), ModelDrafter(ToyModel(2, order=1, seed=5)), acceptance_method, 1)
+    engine = with_steps_in_flight(under(made, "draft-ahead"), count)
+    found = enumerated_distribution(engine, (0, 1), plain, length, at_once=1)
+    assert engine.metrics().drafts_ahead["in flight"] > 0 < cancelled(engine)
+    return total_variation(found, joint_distribution_of(ToyModel(2, order=1, seed=1), plain, (0, 1), length))
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_distribution_is_kept(acceptance_method: str, count: int) -> None:
+    """Every path through the random choices of drafts and verification; no random number serves twice."""
+    assert distance(acceptance_method, count) < EXACT
+
+
+def keeps_refuted_windows() -> AbstractContextManager[object]:
+    """Wrong on purpose: a window counts whatever the windows before have committed."""
+    return patch.object(ScheduledRequest, "holds", new_callable=PropertyMock, return_value=True)
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_refuted_window_that_counts_is_seen(acceptance_method: str) -> None:
+    with keeps_refuted_windows(), pytest.raises((AssertionError, Unsound)):
+        assert distance(acceptance_method, 3) < EXACT
+
+
+def test_a_refuted_window_that_counts_changes_the_text() -> None:
+    wanted = written(toy_engine(target(), None), PARAMS["greedy"])
+    with keeps_refuted_windows():
+        assert written(ahead(ToyModel(VOCAB, order=1, seed=3), 4), PARAMS["greedy"], check=False) != wanted
+
+
+def test_one_seed_for_two_windows_is_seen() -> None:
+    """A refuted window and a later window may have the same base."""
+    with patch("cospec.execution.draft_dispatcher.AHEAD_SEEDS", 0), pytest.raises(Unsound, match="twice"):
+        distance("rejection", 3, length=6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_aborts_and_errors_change_no_other_request(seed: int) -> None:
+    """Two requests share four steps in flight, so windows of both are in flight while steps fail."""
+    chance = random.Random(seed)
+    asked = [each for n in range(8) for each in make_requests(f"r{n}", [n % VOCAB, 1, 2], PARAMS["seeded"])]
+    wanted = tokens_of(run_all(toy_engine(target(), None), asked))
+    made = toy_engine(target(24), ModelDrafter(ToyModel(VOCAB, order=1, seed=3)), k=2, max_num_seqs=2)
+    engine = with_steps_in_flight(
+        under(made, "draft-ahead", chance.choice(["inline", "worker"])),
+        4,
+        lambda: chance.choice(["before", "after"]) if chance.random() < 0.05 else None,
+    )
+    found = run_disturbed(engine, asked, seed, aborts=0.02)
+    assert set(found.ends) == {request.id for request in asked}, "a request was lost"
+    assert all(tokens == wanted[id][: len(tokens)] for id, tokens in found.tokens.items())
+    assert engine.metrics().drafts_ahead["in flight"] > 0
+    assert engine.metrics().kv_cache_usage == 0 == engine.metrics().steps_in_flight
