@@ -6,6 +6,8 @@ between nodes have injected delays. Nodes and links sleep, so two cores can stan
 stored outputs with mistakes, at the acceptance of the paper's table 1, and sleeps its own time too.
 With ``--namespaces`` each node runs in a network namespace of ``benchmarks.netns``, whose links take real time.
 
+Last, one request has as many windows in flight as nodes (mode ``draft-ahead``), with and without early exit.
+
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
 that of ``t1`` to ``t0 / N``. The equations are those of DSD, section 2. *Corrected* equations charge what a window
 takes in one pass, and the draft.
@@ -16,8 +18,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,7 @@ from cospec.config import EngineConfig, LinkConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.synthetic import SyntheticDrafter
+from cospec.execution.draft_ahead import DraftAhead
 from cospec.models.loading import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.drafter_process_executor import Worker
@@ -48,6 +51,7 @@ from cospec.runtime.transport import ChildProcess
 from cospec.text.input_processor import make_requests
 
 LAYERS, VOCAB = 8, 512
+AHEAD = (1, 2, 4, 8)  # draft tokens of a window where one request has several in flight
 DRAFT_SHARE = 0.02  # of t0, for each token of a draft
 
 
@@ -138,15 +142,30 @@ class Pipeline:
         assert isinstance(model, ShardedModel)
         self.model, self.apart, self._given, self.draft = model, apart, given, 0.0
 
-    def measure(self, policy: str, requests: int = 1, in_flight: int | None = None) -> Times:
-        """Return the median of several runs; the first run, which stores the outputs, is not counted."""
+    def measure(
+        self, policy: str, requests: int = 1, in_flight: int | None = None, ahead: int = 0, windows: bool = True
+    ) -> Times:
+        """Return the median of several runs; the first run, which stores the outputs, is not counted.
+
+        Args:
+            in_flight: steps in flight, by default as many as nodes.
+            ahead: draft tokens of a window under ``draft-ahead``; 0: ``sequential``.
+            windows: under ``draft-ahead`` a request has several windows in flight.
+        """
         target = self.model if in_flight is None else _with_in_flight(self.model, in_flight)
-        length: Any = {"off": 0, "fixed": WINDOW, "goodput": "auto"}[policy]
+        length: Any = ahead or {"off": 0, "fixed": WINDOW, "goodput": "auto"}[policy]
         speculative = SpeculativeConfig(
-            method="synthetic", num_speculative_tokens=length, policy=policy, acceptance_method="match"
+            method="synthetic",
+            num_speculative_tokens=length,
+            policy=policy,
+            acceptance_method="match",
+            execution_mode="draft-ahead" if ahead else "sequential",
         )
-        drafter = SyntheticDrafter((ALPHA,), self.draft, VOCAB)
+        drafter = SyntheticDrafter((self._given.acceptance,), self.draft, VOCAB)
         engine = Engine(assemble(target, drafter, speculative, EngineConfig(), TextInfo()))
+        if not windows:
+            assert isinstance(engine.execution_mode, DraftAhead)
+            engine.execution_mode.windows_ahead = None
         if policy != "off":
             self._run(engine, requests)
         runs = [self._run(engine, requests) for _ in range(self._given.repeats)]
@@ -181,6 +200,28 @@ def _with_in_flight(model: ShardedModel, count: int) -> ShardedModel:
     return ShardedModel(model.name, model.pipeline, model.pages, (model.vocab_size, model.max_len), count)
 
 
+def measure_ahead(pipeline: Pipeline, length: int) -> dict[str, Any]:
+    """Measure windows of ``length`` draft tokens under ``draft-ahead``: one, several, and several to their end."""
+    one, several = (pipeline.measure("fixed", ahead=length, windows=windows) for windows in (False, True))
+    with uncancelled(pipeline.model):
+        late = pipeline.measure("fixed", ahead=length)
+    return {"one": asdict(one), "several": asdict(several), "no early exit": asdict(late)}
+
+
+@contextmanager
+def uncancelled(model: ShardedModel) -> Iterator[None]:
+    """Stages compute refuted windows too."""
+
+    def ignored(number: int) -> None:
+        pass
+
+    model.pipeline.cancel = ignored  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.pipeline.cancel
+
+
 def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[str, Any]:
     """Measure a pipeline of ``count`` nodes without delays, then over links."""
     with closing(Pipeline(folder, count, given, apart=False)) as pipeline:
@@ -207,6 +248,8 @@ def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[
         "measured": {name: asdict(times) for name, times in alone.items()},
         "predicted": nodes.equations(t1, alone["fixed"].kept),
     }
+    if t1 in (delays[0], delays[-1]):
+        row["ahead"] = {str(length): measure_ahead(pipeline, length) for length in AHEAD}
     if t1 == delays[-1]:
         row["together"] = {
             "one token, windows in flight": asdict(pipeline.measure("off", nodes.count)),
@@ -222,6 +265,10 @@ def tables(found: Sequence[dict[str, Any]]) -> list[Table]:
         "N", "t1 / (t0/N)", "plain ms", "eq. 3", "error", "window ms", "eq. 4", "corrected", "error", box=None
     )
     speeds = Table("N", "t1 / (t0/N)", "speed", "eq. 9", "corrected", "goodput", "its length", "rounds/token", box=None)
+    ahead = Table(
+        "Drafts ahead, one request", "N", "t1 / (t0/N)", "one window ms/token", "several", "speed", "no early exit",
+        box=None,
+    )  # fmt: skip
     together = Table("N requests over N nodes", "N", "ms/token", "speed over one token in flight", box=None)
     for each in found:
         count = each["nodes"]["count"]
@@ -238,10 +285,16 @@ def tables(found: Sequence[dict[str, Any]]) -> list[Table]:
                 f"{said['speed_corrected']:.2f}", f"{plain / free:.2f}", f"{got['goodput']['depth']:.1f}",
                 f"{got['fixed']['rounds']:.2f}",
             )  # fmt: skip
+            for length, own in row.get("ahead", {}).items():
+                one, several, late = (own[name]["token"] for name in ("one", "several", "no early exit"))
+                ahead.add_row(
+                    f"{length} draft tokens", str(count), f"{row['ratio']:g}", f"{one * 1e3:.2f}",
+                    f"{several * 1e3:.2f}", f"{one / several:.2f}", f"{one / late:.2f}",
+                )  # fmt: skip
             for name, own in row.get("together", {}).items():
                 base = row["together"]["one token, windows in flight"]["token"]
                 together.add_row(name, str(count), f"{own['token'] * 1e3:.2f}", f"{base / own['token']:.2f}")
-    return [times, speeds, together]
+    return [times, speeds, ahead, together]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -250,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 1.0, 3.0, 10.0])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--acceptance", type=float, default=ALPHA, help="probability that a draft token is right")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--stage", type=float, default=0.02, help="seconds of a node for a window")
@@ -266,7 +320,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Console().print(table)
     write(
         given.name or ("dsd_namespaces" if given.namespaces else "dsd"),
-        {"options": vars(given), "acceptance": ALPHA, "window": WINDOW, "stage": given.stage, "pipelines": found},
+        {
+            "options": vars(given),
+            "acceptance": given.acceptance,
+            "window": WINDOW,
+            "stage": given.stage,
+            "pipelines": found,
+        },
     )
 
 

@@ -20,6 +20,7 @@ from cospec.core.types import Commit, FinishReason
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.execution.windows_in_flight import WindowsInFlight
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
@@ -176,6 +177,9 @@ def test_one_request_has_several_windows_in_flight(folders: Folders, target: Sha
         wanted = tokens_of(run_all(llama_engine(target, None), [request]))
         for folder in (folders.drafter, folders.target):
             engine = under(llama_engine(target, ModelDrafter(load(folder)), k=2), "draft-ahead", "worker")
+            windows = engine.execution_mode.windows_ahead
+            if isinstance(windows, WindowsInFlight):
+                windows.least_probability = 0.0  # also for the drafter that is often wrong
             assert tokens_of(run_all(engine, [request])) == wanted
             metrics = engine.metrics()
             assert (metrics.drafts_ahead["in flight"] > 0) == (target.max_in_flight > 1)

@@ -11,6 +11,7 @@ import pytest
 from cospec.core.engine import Engine
 from cospec.core.types import ScheduledRequest
 from cospec.drafters.model import ModelDrafter
+from cospec.execution.windows_in_flight import WindowsInFlight
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -38,7 +39,15 @@ def target(pages: int = 64) -> ToyModel:
 
 def ahead(drafter: ToyModel, count: int, executor: str = "inline", acceptance_method: str = "auto") -> Engine:
     made = toy_engine(target(), ModelDrafter(drafter), acceptance_method, k=2)
-    return with_steps_in_flight(under(made, "draft-ahead", executor), count)
+    return always(with_steps_in_flight(under(made, "draft-ahead", executor), count))
+
+
+def always(engine: Engine) -> Engine:
+    """Windows are submitted whatever the drafter's acceptance."""
+    windows = engine.execution_mode.windows_ahead
+    assert isinstance(windows, WindowsInFlight)
+    windows.least_probability = 0.0
+    return engine
 
 
 def written(engine: Engine, params: SamplingParams, check: bool = True) -> dict[str, tuple[int, ...]]:
@@ -72,7 +81,7 @@ def distance(acceptance_method: str, count: int, length: int = 4) -> float:
     """The total variation between the engine's distribution of the first tokens, by enumeration, and the target's."""
     plain = SamplingParams(max_tokens=length + 1)
     made = toy_engine(ToyModel(2, order=1, seed=1), ModelDrafter(ToyModel(2, order=1, seed=5)), acceptance_method, 1)
-    engine = with_steps_in_flight(under(made, "draft-ahead"), count)
+    engine = always(with_steps_in_flight(under(made, "draft-ahead"), count))
     found = enumerated_distribution(engine, (0, 1), plain, length, at_once=1)
     assert engine.metrics().drafts_ahead["in flight"] > 0 < cancelled(engine)
     return total_variation(found, joint_distribution_of(ToyModel(2, order=1, seed=1), plain, (0, 1), length))
@@ -120,8 +129,24 @@ def test_aborts_and_errors_change_no_other_request(seed: int) -> None:
         4,
         lambda: chance.choice(["before", "after"]) if chance.random() < 0.05 else None,
     )
+    always(engine)
     found = run_disturbed(engine, asked, seed, aborts=0.02)
     assert set(found.ends) == {request.id for request in asked}, "a request was lost"
     assert all(tokens == wanted[id][: len(tokens)] for id, tokens in found.tokens.items())
     assert engine.metrics().drafts_ahead["in flight"] > 0
     assert engine.metrics().kv_cache_usage == 0 == engine.metrics().steps_in_flight
+
+
+def test_a_drafter_that_is_often_wrong_gets_one_window() -> None:
+    """A window that is hardly ever valid would only delay the next one."""
+    right, wrong = (ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), ToyModel(VOCAB, order=1, seed=3))
+    used = []
+    for drafter in (right, wrong):
+        made = toy_engine(target(), ModelDrafter(drafter), k=2)
+        engine = with_steps_in_flight(under(made, "draft-ahead"), 4)
+        for _ in range(5):  # the mode learns the acceptance
+            written(engine, PARAMS["greedy"])
+        before = engine.metrics().drafts_ahead["in flight"]
+        written(engine, PARAMS["greedy"])
+        used.append(engine.metrics().drafts_ahead["in flight"] - before)
+    assert used[0] > 5 and used[1] == 0

@@ -166,8 +166,13 @@ class _Stage:
         self._cancelled: dict[int, float] = {}  # windows that nothing reads, and from which moment that is known
 
     def cancel(self, number: int, delay: float) -> None:
-        """Skip a window that is not computed yet, in ``delay`` seconds; called by another thread."""
-        self._cancelled[number] = time.monotonic() + delay
+        """Skip a window that is not computed yet; called by another thread.
+
+        Args:
+            delay: injected seconds of a link. The first stage is where the engine is, the others are one link away.
+        """
+        away = delay if self._plan.options.shard.stage else 0.0
+        self._cancelled[number] = time.monotonic() + away
 
     def load(self) -> None:
         """Load the part; raises ``CospecError``."""
@@ -254,7 +259,7 @@ def _watch(control: Channel, neighbours: _Neighbours, parent: int, stage: _Stage
                 for link in links:
                     link.change(command.link)
                 control.send(Connected())
-            elif isinstance(command, Cancel):  # an injected delay holds for this message too
+            elif isinstance(command, Cancel):
                 stage.cancel(command.number, max([link.delay for link in links], default=0.0))
     except (ChannelClosed, ProtocolError):
         pass
