@@ -63,7 +63,8 @@ def differ(paths: Sequence[Sequence[DraftBudget]]) -> bool:
 
 @pytest.mark.parametrize(("mode", "acceptance_method"), EACH)
 def test_lengths_follow_what_was_accepted(mode: str, acceptance_method: str) -> None:
-    distance, budgets = lengths(mode, acceptance_method).distance(Noted)
+    """Of five tokens, because lengths differ from the second draft on."""
+    distance, budgets = replace(lengths(mode, acceptance_method), length=5).distance(Noted)
     assert distance < EXACT
     assert differ(budgets), "lengths follow what the path accepted"
 

@@ -37,7 +37,6 @@ from harness.toys import enumerated_distribution_among, run_all, with_pool
 START = 2  # ends the prompt, and stands nowhere else
 PROMPT = (0, 1, START)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9)
-LENGTH = 5
 WATCHED = "z"  # the request whose output is enumerated
 
 
@@ -139,6 +138,7 @@ class Case:
         options: of the policy.
         executor: as in ``harness.overlap``; "wired" puts the drafter at the other end of a wire in every mode.
         company_size: requests that arrive before the one whose output is enumerated.
+        length: tokens of the output that are enumerated.
         spoil: a mistake of the engine, none by default.
     """
 
@@ -148,6 +148,7 @@ class Case:
     execution_mode: str = "sequential"
     executor: str = "inline"
     company_size: int = 0
+    length: int = 4
     spoil: Callable[[Engine], Engine] = lambda made: made
 
     def engine(self, policy: Policy, seconds: Sequence[float] = (0.0, 0.0)) -> tuple[Engine, tuple[Timed, Timed]]:
@@ -188,7 +189,7 @@ class Case:
         """Of the first tokens of a request in the company of others."""
         chosen = SpeculationParams(acceptance_method=self.acceptance_method)
         request = Request(WATCHED, PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
-        return enumerated_distribution_among(build, self.requests(self.company_size, "a", 24), request, LENGTH)
+        return enumerated_distribution_among(build, self.requests(self.company_size, "a", 24), request, self.length)
 
     def distance(self, cls: type[Noted]) -> tuple[float, list[list[DraftBudget]]]:
         """Total variation from the target distribution, and the budgets of each path; each has a copy of the policy."""
@@ -200,5 +201,5 @@ class Case:
             return self.engine(made[-1], seconds)[0]
 
         found = self.distribution(build)
-        distance = total_variation(found, joint_distribution_of(models(self.costs)[0], PARAMS, PROMPT, LENGTH))
+        distance = total_variation(found, joint_distribution_of(models(self.costs)[0], PARAMS, PROMPT, self.length))
         return distance, [each.noted for each in made]
