@@ -78,15 +78,31 @@ def test_arm_processors_compute_the_same_bits(here: str, tmp_path: Path) -> None
     assert digest(tmp_path, "aarch64-linux-gnu-g++", emulator) == here
 
 
+def emulated_digest(folder: Path, isa: str, needs: str, script: str, header: str) -> str:
+    """The digest of the code for ``isa``, which runs on a processor that offers ``needs``.
+
+    Args:
+        script: the compiler; ``{header}`` and ``{emulation}`` are the paths of the header and of the emulated tiles.
+        header: what the library asks the processor, with other answers.
+    """
+    if needs not in library.offered() or shutil.which("g++") is None:
+        pytest.skip(f"needs g++ and a processor with {needs}")
+    included, compiler = folder / "included.h", folder / "compiler"
+    included.write_text(header)
+    compiler.write_text(script.format(header=included, emulation=CHECK.with_name("amx_emulation.h")))
+    compiler.chmod(0o755)
+    return digest(folder, str(compiler), isas=(isa,))
+
+
 # VEX and EVEX encode the same dot product; the assembler of the file of this instruction set writes the other one.
 # The other files are under test in ``here``, so that their optimisation needs less time.
 EVEX_COMPILER = """#!/bin/sh
 case "$*" in
 *COSPEC_ISA=avx_vnni*)
     for output; do :; done
-    g++ -include {cpuid} "$@" -S && grep -q '{{vex}} vpdpbusd' "$output" &&
+    g++ -include {header} "$@" -S && grep -q '{{vex}} vpdpbusd' "$output" &&
     sed 's/{{vex}} vpdpbusd/{{evex}} vpdpbusd/' "$output" > "$output.s" && exec g++ -c "$output.s" -o "$output";;
-*) exec g++ -include {cpuid} "$@" -O1;;
+*) exec g++ -include {header} "$@" -O0;;
 esac
 """
 CPUID = """#include <cpuid.h>
@@ -98,13 +114,7 @@ CPUID = """#include <cpuid.h>
 @pytest.mark.slow
 def test_avx_vnni_computes_the_same_bits(here: str, tmp_path: Path) -> None:
     """The code for AVX-VNNI runs on a processor with AVX-512, whose encoding of the dot product it gets."""
-    if "avx512_vnni" not in library.offered() or shutil.which("g++") is None:
-        pytest.skip("needs g++ and a processor with AVX-512 VNNI")
-    cpuid, compiler = tmp_path / "cpuid.h", tmp_path / "compiler"
-    cpuid.write_text(CPUID)
-    compiler.write_text(EVEX_COMPILER.format(cpuid=cpuid))
-    compiler.chmod(0o755)
-    assert digest(tmp_path, str(compiler), isas=("avx_vnni",)) == here
+    assert emulated_digest(tmp_path, "avx_vnni", "avx512_vnni", EVEX_COMPILER, CPUID) == here
 
 
 AMX_COMPILER = """#!/bin/sh
@@ -114,8 +124,8 @@ case "$*" in
         shift
         case "$word" in -mavx512*|-mamx*) ;; *) set -- "$@" "$word";; esac
     done
-    exec g++ -include {emulation} "$@" -O1;;
-*) exec g++ -include {detection} "$@" -O1;;
+    exec g++ -include {emulation} "$@" -Og;;
+*) exec g++ -include {header} "$@" -O0;;
 esac
 """
 AMX_DETECTION = """#include <cpuid.h>
@@ -130,13 +140,7 @@ AMX_DETECTION = """#include <cpuid.h>
 @pytest.mark.slow
 def test_amx_computes_the_same_bits(here: str, tmp_path: Path) -> None:
     """The code for AMX runs on emulated tiles, which check their use."""
-    if "avx2" not in library.offered() or shutil.which("g++") is None:
-        pytest.skip("needs g++ and a processor with AVX2")
-    detection, compiler = tmp_path / "detection.h", tmp_path / "compiler"
-    detection.write_text(AMX_DETECTION)
-    compiler.write_text(AMX_COMPILER.format(detection=detection, emulation=CHECK.with_name("amx_emulation.h")))
-    compiler.chmod(0o755)
-    assert digest(tmp_path, str(compiler), isas=("amx_int8",)) == here
+    assert emulated_digest(tmp_path, "amx_int8", "avx2", AMX_COMPILER, AMX_DETECTION) == here
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cpp")), ids=lambda path: path.stem)
