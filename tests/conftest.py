@@ -62,6 +62,25 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_measurement() -> Iterator[None]:
+    """Engines of this process measure themselves for less than three seconds at their start."""
+    from cospec.profiling import start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "SECONDS", 0.3)
+        yield
+
+
+@pytest.fixture
+def small_second_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chi-square of ``cospec verify`` repeats a suspicious sample in its own size, not in four times the size.
+
+    A control that is caught by the smaller sample is caught by the larger one.
+    """
+    monkeypatch.setattr("cospec.verify.chisquare.FRESH", 1)
+
+
 @pytest.fixture
 def restored_kernels() -> Iterator[None]:
     """Restore the instruction set and the threads of the kernels, which a test may change."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ PLACES: dict[str, Callable[[str], Drafter]] = {
     "thread": lambda name: DrafterProxy(ThreadExecutor(toy(name)())),
     "process": lambda name: DrafterProxy(ProcessExecutor(toy(name))),
 }
+COMMON: dict[str, Any] = {"threads": 1, "measure_at_start": False, "kv_cache_memory_bytes": 1 << 24}
 MIXED = {"itself": "process", "other": "thread", "ngram": "inline"}
 
 
@@ -154,10 +156,10 @@ def listed(**place: object) -> dict[str, object]:
 def test_configured_members_run_where_they_should() -> None:
     params = SamplingParams(temperature=0, max_tokens=16)
     prompts = ["def add(a, b):"]
-    with cospec.LLM("zoo", {"method": "off"}, threads=1) as llm:
+    with cospec.LLM("zoo", {"method": "off"}, **COMMON) as llm:
         wanted = llm.generate(prompts, params)[0].outputs[0].token_ids
     for executor in ("thread", "process"):
-        with cospec.LLM("zoo", listed(executor=executor), threads=1) as llm:
+        with cospec.LLM("zoo", listed(executor=executor), **COMMON) as llm:
             pool = llm.engine.execution_mode.components.drafter
             assert isinstance(pool, PoolDrafter)
             assert [member.later for member in pool.members] == [True, False]
@@ -182,7 +184,7 @@ def test_places_that_cannot_work_are_refused(given: dict[str, object], sentence:
         pytest.skip("one processor")
     before = set(threading.enumerate())
     with pytest.raises(CospecError) as caught:
-        cospec.LLM("zoo", given, threads=1)
+        cospec.LLM("zoo", given, **COMMON)
     assert sentence in str(caught.value)
     assert "away" in str(caught.value)
     assert not set(threading.enumerate()) - before
@@ -194,18 +196,18 @@ def test_a_start_that_fails_after_the_drafter_ends_its_places() -> None:
     for drafter_executor in ("inline", "thread"):
         given = listed(executor="thread") | {"acceptance_method": "block", "drafter_executor": drafter_executor}
         with pytest.raises(CospecError, match="block"):
-            cospec.LLM("zoo", given, threads=1)
+            cospec.LLM("zoo", given, **COMMON)
         assert not set(threading.enumerate()) - before
 
 
 def test_a_pool_in_a_thread_has_members_in_processes() -> None:
     params = SamplingParams(temperature=0, max_tokens=16)
     prompts = ["def add(a, b):"]
-    with cospec.LLM("zoo", {"method": "off"}, threads=1) as llm:
+    with cospec.LLM("zoo", {"method": "off"}, **COMMON) as llm:
         wanted = llm.generate(prompts, params)[0].outputs[0].token_ids
     given = listed(executor="process") | {"drafter_executor": "thread", "execution_mode": "pipelined"}
     before = set(threading.enumerate())
-    with cospec.LLM("zoo", given, threads=1) as llm:
+    with cospec.LLM("zoo", given, **COMMON) as llm:
         (found,) = llm.generate(prompts, params)
         assert found.outputs[0].token_ids == wanted
         pool = llm.engine.execution_mode.components.drafter

@@ -37,8 +37,12 @@ def write_llama(folder: Path, seed: int = 0) -> Path:
     return write_tokenizer(folder)
 
 
+UNMEASURED = Path(__file__).with_name("unmeasured.yaml")
+"""A configuration without the measurement of some seconds at the start."""
+
+
 class Served:
-    """``cospec serve`` as a user runs it.
+    """``cospec serve`` as a user runs it, without a measurement at the start.
 
     Args:
         name: that the model is served by; None leaves it to the server.
@@ -47,7 +51,8 @@ class Served:
 
     def __init__(self, *arguments: str, name: str | None = "m", folder: Path | None = None) -> None:
         named = () if name is None else ("--served-model-name", name)
-        command = [sys.executable, "-m", "cospec", "serve", *arguments, "--port", "0", *named]
+        options = ("--config", str(UNMEASURED), "--port", "0")
+        command = [sys.executable, "-m", "cospec", "serve", *arguments, *options, *named]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=folder)
         assert self.process.stderr is not None
         said = ""

@@ -158,10 +158,9 @@ def test_generate_command(model_folder: Path, tmp_path: Path) -> None:
 
 
 @needs_zoo
-def test_zoo_serves_with_its_drafter(tmp_path: Path) -> None:
-    """On two threads; no measurement, because the requests say how much to draft."""
-    (tmp_path / "c.yaml").write_text("measure_at_start: false\n")
-    server = Served("zoo", "--max-num-seqs", "4", "--strict", "--threads", "2", "--config", str(tmp_path / "c.yaml"))
+def test_zoo_serves_with_its_drafter() -> None:
+    """On two threads."""
+    server = Served("zoo", "--max-num-seqs", "4", "--strict", "--threads", "2")
     try:
         refused = server.http.post("/v1/completions", json={"prompt": "a", "colour": "red"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "colour")

@@ -20,6 +20,7 @@ from cospec.verify.chisquare import TOP_K
 from cospec.verify.context import QUICK
 from harness.llamas import distribution_of
 
+pytestmark = pytest.mark.usefixtures("small_second_sample")
 Command = Callable[..., Result]
 Checks = dict[str, dict[str, Any]]
 Verify = Callable[..., Checks]

@@ -34,6 +34,7 @@ from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 from harness.llamas import write_pair, write_tokenizer
 from harness.toys import verifier_of
 
+pytestmark = pytest.mark.usefixtures("small_second_sample")
 GROUP_NAMES = ("enumeration", "greedy", "chisquare", "invariance")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ((3, 14, 15, 9), (2, 6, 5), (3, 5, 8, 9, 7))

@@ -17,6 +17,7 @@ from cospec.verify.controls import NoResidual
 from cospec.verify.joint_distribution import BORDER
 from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 
+pytestmark = pytest.mark.usefixtures("small_second_sample")
 BEST = library.isa() if library.available() else "none"
 SETS = list(dict.fromkeys([BEST, "avx512", "avx2"]))
 
