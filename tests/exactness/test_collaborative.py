@@ -83,8 +83,8 @@ SHORT = SamplingParams(max_tokens=5)
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
 @pytest.mark.parametrize("name", [name for name in BLENDS if BLENDS[name][0] == 2])
 def test_every_blend_and_length(name: str, proposal: str) -> None:
-    """Four tokens: the first comes with the prompt, from the blend."""
-    for gamma in (1, 2, 3, 4):
+    """Four tokens: the first comes with the prompt, from the blend, so proposals of three reach the end."""
+    for gamma in (1, 2, 3):
         assert error(name, proposal, gamma, SHORT, length=4, acceptance_method="rejection") < EXACT, gamma
 
 

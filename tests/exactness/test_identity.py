@@ -75,7 +75,7 @@ def outputs(
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafters_and_lengths(name: str, drafter: str) -> None:
-    for k in range(9):
+    for k in (0, 1, 2, 3, 5, 8) if drafter != "none" else (0, 3):
         assert outputs(name, drafter, k) == plain(name), k
 
 

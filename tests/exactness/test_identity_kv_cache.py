@@ -22,7 +22,14 @@ pytestmark = [
 ]
 DTYPES = {"float32": "int8", "bfloat16": "float16", "float16": "bfloat16", "int8": "float32"}
 """Dtypes of the caches of a target and of its drafter."""
-SHAPES: tuple[dict[str, Any], ...] = ({}, {"max_nodes": 9})  # a chain, a tree
+CHAIN: dict[str, Any] = {}
+TREE: dict[str, Any] = {"max_nodes": 9}
+ROOMY, TIGHT = (2, 4, 200), (1, 3, 40)  # threads, tokens of a draft, pages
+RUNS = [
+    *itertools.product(("auto",), (CHAIN, TREE), (ROOMY, TIGHT)),
+    ("off", CHAIN, TIGHT),
+    ("off", TREE, ROOMY),
+]
 
 
 def load(folder: Path, dtype: str, pages: int = 200) -> Model:
@@ -36,7 +43,7 @@ def test_drafts_change_no_token(folders: tuple[Path, Path], dtype: str) -> None:
     target, drafter = folders
     plain = alone(load(target, dtype))
     isas = itertools.cycle(library.offered())
-    for native, shape, (threads, k, pages) in itertools.product(("auto", "off"), SHAPES, ((2, 4, 200), (1, 3, 40))):
+    for native, shape, (threads, k, pages) in RUNS:
         library.set_isa(next(isas))
         library.set_threads(threads)
         drafting = ModelDrafter(load(drafter, DTYPES[dtype], pages), native=native == "auto")
