@@ -18,7 +18,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.ensembles import Mix, adaptive, powers, weighted
-from harness.llamas import VOCAB, blended_greedy_output, llama_engine, load, plain_model, write_pair
+from harness.llamas import VOCAB, blended_greedy_choices, llama_engine, load, plain_model, write_pair
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -213,7 +213,7 @@ def test_the_zoo_writes_the_same_with_and_without_its_drafter(name: str, tempera
         folders = [ZOO, ZOO.parent / "drafter"]
         for each in plain:
             tokens, prompt = each.outputs[0].token_ids, each.prompt_token_ids
-            assert tokens == blended_greedy_output(folders, mix, prompt, 24)[: len(tokens)]
+            assert tokens == blended_greedy_choices(folders, mix, prompt, tokens)
             if mix is TARGET:
                 assert tokens == generated(plain_model(ZOO), prompt, 24)[: len(tokens)]
 

@@ -131,13 +131,17 @@ def blended_distribution_of(
 
 
 @torch.no_grad()
-def blended_greedy_output(folders: Sequence[Path], mix: Mix, prompt: Sequence[int], length: int) -> tuple[int, ...]:
-    """The likeliest token at each of ``length`` positions, of several models under a blend by the book."""
-    models, text = [plain_model(folder) for folder in folders], list(prompt)
-    for _ in range(length):
-        mixed = mix([_last_probabilities(model, torch.tensor([text]))[0].tolist() for model in models])
-        text.append(mixed.index(max(mixed)))
-    return tuple(text[len(prompt) :])
+def blended_greedy_choices(
+    folders: Sequence[Path], mix: Mix, prompt: Sequence[int], tokens: Sequence[int]
+) -> tuple[int, ...]:
+    """The likeliest token in the place of each of ``tokens``, of several models under a blend by the book.
+
+    An output that equals its choices is the greedy output.
+    """
+    text, first = torch.tensor([[*prompt, *tokens[:-1]]]), len(prompt) - 1
+    logits = [plain_model(folder)(input_ids=text, use_cache=False).logits[0, first:] for folder in folders]
+    places = zip(*(torch.softmax(rows.double(), -1).tolist() for rows in logits), strict=True)
+    return tuple(mixed.index(max(mixed)) for mixed in (mix(list(own)) for own in places))
 
 
 def plain_model(folder: Path) -> Any:
