@@ -187,6 +187,26 @@ def test_one_request_has_several_windows_in_flight(folders: Folders, target: Sha
             assert target.pages.usage == 0
 
 
+@pytest.mark.parametrize("stage", [1])
+def test_a_stage_skips_a_cancelled_window(target: ShardedModel, stage: int) -> None:
+    """The cancellation overtakes the window, which waits for the link to the stage."""
+    batch, wrong, sent = TokenBatch((SequenceSlice("a", 0, tuple(range(20)), (), 0),)), [], []
+    target.pages.allocate("a", 32)
+    wanted = target.forward(batch)
+    target.pipeline.set_links([LinkConfig(delay=0.3), LinkConfig()])
+    for cancels in (False, True):
+        before = target.pipeline.result_bytes
+        future = target.submit(batch)
+        if cancels:
+            future.cancel()
+        wrong.append(not torch.equal(target.forward(batch), wanted))
+        sent.append(target.pipeline.result_bytes - before)
+    target.pipeline.set_links([LinkConfig(), LinkConfig()])
+    target.free(["a"])
+    assert not any(wrong)
+    assert sent[0] - sent[1] > 0.9 * wanted.nbytes, "the last stage returns no logits of the cancelled window"
+
+
 class LostCommits(ShardedModel):
     """Wrong on purpose: no window says where accepted nodes move to."""
 

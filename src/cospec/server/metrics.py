@@ -41,6 +41,10 @@ COUNTERS = {
         "verifier_losses",
         "Losses of the target's processes, after which KV caches are computed again.",
     ),
+    "cancelled_steps": (
+        "cancelled_steps",
+        "Steps in flight that were cancelled because earlier windows refuted theirs.",
+    ),
     "integrity_checks": ("integrity_checks", "Checks of the idle engine for leaked pages and states."),
     "integrity_errors": ("integrity_errors", "Checks that found leaked pages or states; the log has details."),
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -258,7 +262,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(weights)
     ahead = CounterMetricFamily(
         PREFIX + "drafts_ahead",
-        "Drafts made during verification that were used, after its likeliest outcome or after another outcome.",
+        "Drafts made during verification that were used: after its likeliest or another outcome, or in a window in flight.",
         labels=["model_name", "outcome"],
     )
     for outcome, count in engine.get("drafts_ahead", {}).items():
