@@ -24,7 +24,7 @@ from cospec.execution.windows_in_flight import WindowsInFlight
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
-from harness.llamas import PAGE, VOCAB, llama_engine, load, write_pair
+from harness.llamas import PAGE, VOCAB, llama_engine, load
 from harness.nodes import NodeProcess, hub_for_tests, on_nodes
 from harness.overlap import under
 from harness.pools import pool_of
@@ -272,8 +272,7 @@ def test_a_killed_or_frozen_stage_costs_no_token(
 
 
 def test_requests_get_one_error_when_the_target_cannot_restart(tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "target", tmp_path / "drafter")
-    write_pair(folders.target, folders.drafter)
+    folders = Folders.write(tmp_path)
     with sharded(folders, 2) as target:
         pids = target.pipeline.pids
         assert all(map(running, pids))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Event, Request
 from cospec.distributed.model import ShardedModel
-from cospec.models.loading import LoadOptions
+from cospec.models.loading import LoadOptions, load_stage
+from cospec.models.shard import Shard
+from cospec.models.weight_cache import WeightCache
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, write_pair
@@ -43,9 +46,20 @@ class Folders:
         return found
 
 
+def pack_parts(target: Path, options: LoadOptions, stages: int, ranks: int) -> None:
+    """Pack the weights of all parts in this process, which has imported transformers, for the start of the stages."""
+    for stage, rank in product(range(stages), range(ranks)):
+        part = Shard(stage, stages, rank, ranks)
+        load_stage(str(target), replace(options, shard=part, num_pages=1), None if ranks == 1 else lambda _: None)
+
+
 @contextmanager
 def sharded(folders: Folders, stages: int, ranks: int = 1, pages: int = 200, **config: Any) -> Iterator[ShardedModel]:
-    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=pages * PAGE * BYTES_PER_TOKEN)
+    cache = WeightCache(1 << 30)
+    options = LoadOptions(
+        device="cpu", dtype="float32", page_size=PAGE, cache_bytes=pages * PAGE * BYTES_PER_TOKEN, weight_cache=cache
+    )
+    pack_parts(folders.target, options, stages, ranks)
     made = EngineConfig(pipeline_parallel_size=stages, tensor_parallel_size=ranks, threads=1, **config)
     model, end = load_target(made, [(str(folders.target), options)], options)
     try:

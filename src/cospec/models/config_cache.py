@@ -20,7 +20,7 @@ from cospec.machine import cache_directory
 
 READ = (
     "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "max_position_embeddings", "layer_types", "rope_parameters",
+    "head_dim", "max_position_embeddings", "layer_types", "rope_parameters", "base_model_tp_plan",
 )  # fmt: skip
 
 
@@ -54,6 +54,7 @@ def store_config(folder: Path, config: Any) -> None:
     with suppress(OSError, TypeError, ValueError):  # no JSON, or no such folder; the next start asks transformers again
         values = json.loads(config.to_json_string(use_diff=False))
         stored = {old: getattr(config, old) for old in config.attribute_map if hasattr(config, old)} | values
+        stored["base_model_tp_plan"] = config.base_model_tp_plan  # of the class; no JSON of transformers has the plan
         if all(name in stored for name in READ if hasattr(config, name)):  # others are computed by the class
             _write(_file(folder), json.dumps(stored))
 

@@ -106,9 +106,11 @@ class Recipe:
     def direct(self) -> bool:
         """Whether linear weights go from the files to their format, without a transformers module.
 
-        An adapter is merged into modules. Names that transformers changes at load need its modules too.
+        An adapter is merged into modules. Names that transformers changes at load need its modules too, and so do the
+        parts of a sharded model, whose tensors are cut.
         """
-        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
+        plain = self.adapter is None and self.options.shard.whole
+        return plain and self.device.type == "cpu" and (self.source.packed or self.fused)
 
     @property
     def state_dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -170,7 +170,7 @@ def check_division(name: str, options: LoadOptions) -> int:
         ModelError, InvalidInput: as in ``load_stage``; no weights are loaded.
     """
     recipe = make_recipe(name, options)
-    config, shard = hf_config(recipe.name, recipe.folder), options.shard
+    config, shard = model_config(recipe.name, recipe.folder), options.shard
     check_shards(config, shard.stages, shard.ranks)
     if recipe.adapter is not None:
         raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for a LoRA adapter")
@@ -190,31 +190,39 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
     Raises:
         ModelError, InvalidInput: as in ``load_model``, also if the model does not divide so.
     """
-    from cospec.models import hf, hf_stage
-
-    with hf_logging_off():
-        recipe = make_recipe(name, options)
-        whole = fix_frequencies(hf_config(name, recipe.folder), options.max_model_len)
-        check_shards(whole, options.shard.stages, options.shard.ranks)
-        config = shard_config(whole, options.shard)
-        fused = _takes_fused(config, recipe)
-        model = _weights(config, recipe, recipe.dtype if fused else recipe.state_dtype)
-        if not fused:
-            if recipe.device.type == "cpu":
-                replace_linears(model, recipe.linear, recipe.format)
-            shapes = hf.probe(model)
-            attention, cache, _ = _checked(model, shapes, config, recipe)
-            own = hf_stage.HFStage(model, whole, cache, attention, options.shard, sum)
-            return PythonStage(own, cache, options.shard)
-        weights = read_weights(model, recipe.format)
-        shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
-        attention = _attention(recipe, shapes)
-        cache, max_len = _cache(config, shapes, attention, recipe)
+    recipe, shard = make_recipe(name, options), options.shard
+    whole = fix_frequencies(model_config(name, recipe.folder), options.max_model_len)
+    check_shards(whole, shard.stages, shard.ranks)
+    config = shard_config(whole, shard)
+    if not _takes_fused(config, recipe):
+        return _hf_stage(recipe, sum)
     if recipe.device.type == "cpu":
         from cospec.native.llama_stage import NativeStage
 
-        return NativeStage(weights, cache, (whole.vocab_size, max_len), options.shard, sum)
-    return PythonStage(TorchStage(weights, cache, attention, options.shard, sum), cache, options.shard)
+        packed = _packed(config, recipe)
+        shapes = _packed_shapes(packed)
+        cache, max_len = _cache(config, shapes, _attention(recipe, shapes), recipe)
+        return NativeStage(packed, cache, (whole.vocab_size, max_len), shard, sum)
+    weights = _llama_weights(recipe)
+    shapes = _llama_shapes(weights)
+    attention = _attention(recipe, shapes)
+    cache, _ = _cache(config, shapes, attention, recipe)
+    return PythonStage(TorchStage(weights, cache, attention, shard, sum), cache, shard)
+
+
+def _hf_stage(recipe: Recipe, sum: SumShards | None) -> StageForward:
+    """Load a part that runs in transformers' code."""
+    from cospec.models import hf, hf_stage
+
+    shard = recipe.options.shard
+    with hf_logging_off():
+        whole = _hf_config(recipe)
+        config = shard_config(whole, shard)
+        model = _weights(config, recipe, recipe.state_dtype)
+        if recipe.device.type == "cpu":
+            replace_linears(model, recipe.linear, recipe.format)
+        attention, cache, _ = _checked(model, hf.probe(model), config, recipe)
+    return PythonStage(hf_stage.HFStage(model, whole, cache, attention, shard, sum), cache, shard)
 
 
 def _fused_model(config: Any, recipe: Recipe) -> Model:
@@ -225,13 +233,12 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
 
     if recipe.device.type == "cpu":
         packed = _packed(config, recipe)
-        known = packed.facts["config"]
-        shapes = [LayerShape(known["kv_heads"], known["dim"])] * known["num_layers"]
+        shapes = _packed_shapes(packed)
         attention = _attention(recipe, shapes)
         fused = FusedLlama.packed(packed)
     else:
         weights = _llama_weights(recipe)
-        shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
+        shapes = _llama_shapes(weights)
         attention = _attention(recipe, shapes)
         fused = FusedLlama.build(weights, attention, in_place=False)
         del weights
@@ -241,23 +248,33 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
+def _packed_shapes(packed: PackedModel) -> list[LayerShape]:
+    known = packed.facts["config"]
+    return [LayerShape(known["kv_heads"], known["dim"])] * known["num_layers"]
+
+
+def _llama_shapes(weights: LlamaWeights) -> list[LayerShape]:
+    return [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
+
+
 def _llama_weights(recipe: Recipe) -> LlamaWeights:
     table = recipe.table
     elsewhere = [] if table is None else [EMBEDDING]
     without = elsewhere + (recipe.source.experts if recipe.direct else [])
     with hf_logging_off():
-        model = _weights(_hf_config(recipe), recipe, recipe.dtype, without)
+        model = _weights(shard_config(_hf_config(recipe), recipe.options.shard), recipe, recipe.dtype, without)
     return read_weights(model, recipe.format, recipe.read, table)
 
 
 def _packed(config: Any, recipe: Recipe) -> PackedModel:
     """Return the packed weights of the native forward, from the cache if possible. Merged adapters are not cached."""
-    cache = recipe.options.weight_cache if recipe.direct else NO_CACHE
+    cache = recipe.options.weight_cache if recipe.adapter is None else NO_CACHE
     files = [*weight_files(recipe.folder), *configurations(recipe.folder)]
     how: dict[str, Any] = {
         "format": type(recipe.format).__qualname__,
         "dtype": str(recipe.dtype),
         "convert": recipe.convert,
+        "shard": asdict(recipe.options.shard),
     }
     how["rope"] = config.rope_parameters  # with the choice of a long-rope model
     size = recipe.source.num_bytes(recipe.format, recipe.convert)

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.models.files.array_file import PackedModel
 from cospec.models.kv_cache import KVCache
-from cospec.models.llama_weights import LlamaWeights
 from cospec.models.shard import Shard, SumShards
 from cospec.models.stage import StageBatch
 from cospec.native import operators, structs
 from cospec.native.library import address, start
 from cospec.native.llama_forward import NativeLlama, page_addresses
-from cospec.native.llama_weight_packing import in_memory
 from cospec.native.structs import packer
 
 _STAGE, _BATCH, _CACHE = packer(structs.StageIO), packer(structs.BatchView), packer(structs.KVCacheView)
@@ -28,18 +27,18 @@ class NativeStage:
     """Implements ``stage.StageForward``.
 
     Args:
-        weights: of the part.
+        model: the packed weights of the part.
         sizes: columns of the whole model's logits, and tokens of one sequence.
         sum: the sum over the shards of the stage; None for one shard.
     """
 
     def __init__(
-        self, weights: LlamaWeights, cache: KVCache, sizes: tuple[int, int], shard: Shard, sum: SumShards | None
+        self, model: PackedModel, cache: KVCache, sizes: tuple[int, int], shard: Shard, sum: SumShards | None
     ) -> None:
         self.cache, self._shard = cache, shard
         self._vocab_size, max_len = sizes
-        self._model = NativeLlama(in_memory(weights))
-        self._hidden = weights.embedding.shape[1]
+        self._model = NativeLlama(model)
+        self._hidden = model.facts["config"]["hidden"]
         self._keys, self._values = page_addresses(cache.layers)  # the struct below points to these
         format = operators.cache_format(cache.dtype)
         view = (start(self._keys), start(self._values), format, cache.pages.page_size, self._vocab_size, max_len)

@@ -38,7 +38,7 @@ def test_values_and_aliases(tmp_path: Path, kind: str) -> None:
     assert isinstance(model_config("m", tmp_path), transformers.PreTrainedConfig)
     stored = model_config("m", tmp_path)
     assert isinstance(stored, PlainConfig)
-    for name in (*expected.to_dict(), *expected.attribute_map):
+    for name in (*expected.to_dict(), *expected.attribute_map, "base_model_tp_plan"):
         if name not in ("dtype", "transformers_version"):
             assert getattr(stored, name) == json.loads(json.dumps(getattr(expected, name))), name
     assert why_not(stored) == why_not(expected)
@@ -75,6 +75,23 @@ def test_a_warm_start_imports_little(tmp_path: Path) -> None:
         "from cospec.models.weight_cache import WeightCache\n"
         "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30))\n"
         f"load_model({str(path)!r}, options)"
+    )
+    assert "transformers" in imported(code)  # packs weights
+    assert imported(code) == ["torch"]
+
+
+@pytest.mark.skipif(not library.available(), reason=library.why_not())
+def test_a_warm_start_of_a_stage_imports_little(tmp_path: Path) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+    code = (
+        "import cospec.distributed.stage_worker\n"
+        "from cospec.models.loading import LoadOptions, check_division, load_stage\n"
+        "from cospec.models.shard import Shard\n"
+        "from cospec.models.weight_cache import WeightCache\n"
+        "part = Shard(1, 2, 0, 2)\n"
+        "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30), shard=part)\n"
+        f"check_division({str(tmp_path)!r}, options)\n"
+        f"load_stage({str(tmp_path)!r}, options, lambda product: None)"
     )
     assert "transformers" in imported(code)  # packs weights
     assert imported(code) == ["torch"]

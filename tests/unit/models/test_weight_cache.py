@@ -32,6 +32,7 @@ from cospec.models.weight_cache import VARIABLE, WeightCache, identity
 from cospec.native import library, llama_weight_packing
 from cospec.native.library import address, checksum
 from harness.gguf_files import write_model
+from harness.shards import ShardsHere
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not())
 
@@ -92,6 +93,23 @@ def test_cold_warm_and_off_give_the_same_bits(
     assert torch.equal(run(path, options), off)
     with pytest.raises(AssertionError, match="packed again"):  # another option has a file of its own
         run(path, replace(options, quantization="q8_0"))
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (1, 2)])
+def test_parts_of_a_model_have_files_of_their_own(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, stages: int, ranks: int
+) -> None:
+    def logits(options: LoadOptions) -> torch.Tensor:
+        model = ShardsHere(saved, stages, ranks, options)
+        assert model.pages.allocate("a", len(PROMPT))
+        return model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
+
+    run(saved)
+    off, cold = logits(OFF), logits(CACHED)
+    assert len(entries()) == 1 + stages * ranks
+    monkeypatch.setattr(llama_weight_packing, "pack", unpacked)
+    assert torch.equal(cold, off)
+    assert torch.equal(logits(CACHED), off)
 
 
 def test_the_frequencies_of_a_long_rope_model_belong_to_its_length(tmp_path: Path) -> None:
