@@ -13,7 +13,7 @@ import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.exceptions import RayError
@@ -21,9 +21,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from cospec.cluster.config import DrafterOptions
-from cospec.cluster.nodes.worker import DrafterNode, NodeOptions
 from cospec.config import EngineConfig
 from cospec.errors import DrafterLost
+
+if TYPE_CHECKING:
+    from cospec.cluster.nodes.worker import DrafterNode
 
 LOOK_SECONDS = 1.0  # between two looks at the addresses of the replicas
 STOP_SECONDS = 5.0
@@ -42,7 +44,9 @@ class NodeActor:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
         self, config: EngineConfig, drafter: DrafterOptions, keys: Path | None, target: DeploymentHandle[Any]
     ) -> None:
-        from cospec.assembly.node_drafters import build_offers  # heavy imports, only for an actor that loads models
+        # Imports of torch, which the processes that only deploy this class do not need.
+        from cospec.assembly.node_drafters import build_offers
+        from cospec.cluster.nodes.worker import NodeOptions
 
         self._target = target
         context = serve.get_replica_context()
@@ -62,6 +66,8 @@ class NodeActor:
 
     def _join(self, address: str) -> None:
         """Draft for the replica at ``address``, in a thread."""
+        from cospec.cluster.nodes.worker import DrafterNode
+
         self._address = address
         self._node = DrafterNode(replace(self._options, address=address), self._offers)
         self._thread = threading.Thread(target=self._serve, args=[self._node], daemon=True)
