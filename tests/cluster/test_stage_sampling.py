@@ -18,9 +18,11 @@ from cospec.distributed.model import ShardedModel
 from cospec.distributed.pipeline import WindowFuture
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions
+from cospec.models.weight_cache import WeightCache
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import BYTES_PER_TOKEN, PAGE, VOCAB, llama_engine, load
+from harness.sharded_targets import pack_parts
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 pytestmark = pytest.mark.cluster
@@ -51,7 +53,9 @@ class SeenTarget(ShardedModel):
 
 @pytest.fixture(scope="module")
 def target(folders: tuple[Path, Path]) -> Iterator[ShardedModel]:
-    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=200 * PAGE * BYTES_PER_TOKEN)
+    size, cache = 200 * PAGE * BYTES_PER_TOKEN, WeightCache(1 << 30)
+    options = LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=size, weight_cache=cache)
+    pack_parts(folders[0], options, 2, 1)
     model, end = load_target(EngineConfig(pipeline_parallel_size=2, threads=1), [(str(folders[0]), options)], options)
     assert isinstance(model, ShardedModel)
     yield model
