@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cospec.policies.latency.forward import Floats, Ints
+from cospec.policies.latency.forward import Floats, Ints, bounded
 
 LONGEST = 12  # distinct depths; longer drafts share the last excess
 SIZES = 8  # separate excesses for 1, 2 to 3, 4 to 7, ... requests
@@ -41,20 +41,19 @@ class DepthCorrection:
             weights: weight of each step, in steps.
         """
         self._excess = {}
-        sizes, depths = _size(kinds[0]), np.minimum(kinds[1], LONGEST)
-        bounded = np.minimum(seconds, OUTLIER * predicted)
-        for size in np.unique(sizes):
-            own = sizes == size
-            present, counts = np.unique(depths[own], return_counts=True)
-            decay = np.full(LONGEST + 1, IDLE_DECAY ** float(own.sum()))
-            if len(present) == 1:
-                self._sums[size] *= decay[:, None]
-                continue
-            decay[present] = DECAY**counts
-            speed = float(weights[own] @ bounded[own]) / float(weights[own] @ predicted[own])
-            rows = np.stack([bounded / speed - predicted, plain, np.ones(len(seconds))], 1) * weights[:, None]
-            self._sums[size] *= decay[:, None]
-            np.add.at(self._sums[size], depths[own], rows[own])
+        place = _size(kinds[0]) * (LONGEST + 1) + np.minimum(kinds[1], LONGEST)
+        limited = np.minimum(seconds, OUTLIER * predicted)
+        counts, measured, expected, base, weight = (
+            np.bincount(place, each, SIZES * (LONGEST + 1)).reshape(SIZES, LONGEST + 1)
+            for each in (None, weights * limited, weights * predicted, weights * plain, weights)
+        )  # sums by size and length
+        present = counts > 0
+        compared = present.sum(1, keepdims=True) > 1
+        decay = np.where(present & compared, DECAY**counts, IDLE_DECAY ** counts.sum(1, keepdims=True))
+        self._sums *= decay[:, :, None]
+        speed = measured.sum(1, keepdims=True) / np.maximum(expected.sum(1, keepdims=True), 1e-12)
+        excess = measured / np.where(compared, speed, 1.0) - expected
+        self._sums += np.where(compared, [excess, base, weight], 0.0).transpose(1, 2, 0)
 
     def excess(self, requests: int) -> Floats:
         """Return the excess over the prediction for each draft length, 0 being none, ``[LONGEST + 1]``.
@@ -64,16 +63,15 @@ class DepthCorrection:
         size = min(max(requests, 1).bit_length() - 1, SIZES - 1)
         if size not in self._excess:
             sums, typical = self._sums[size], np.zeros(LONGEST + 1)
-            typical[1:] = _shares(sums[1:].sum(0)[None], np.zeros(1))
-            self._excess[size] = np.asarray(np.clip(_shares(sums, typical), LEAST, MOST), dtype=np.float64)
+            typical[1:] = _shares(sums[1:].sum(0), 0.0)
+            self._excess[size] = bounded(_shares(sums, typical), LEAST, MOST)
         return self._excess[size]
 
 
-def _shares(sums: Floats, typical: Floats) -> Floats:
-    """Return the shares of ``sums [L, 3]``, shrunk towards the typical shares ``[L]`` by ``TRUST`` steps."""
+def _shares(sums: Floats, typical: Floats | float) -> Floats:
+    """Return the shares of ``sums [..., 3]``, shrunk towards the ``typical`` shares by ``TRUST`` steps."""
     excess, plain, steps = sums.T
-    own = np.divide(excess, plain, out=np.zeros_like(plain), where=plain > 0)
-    return np.asarray((steps * own + TRUST * typical) / (steps + TRUST))
+    return np.asarray((steps * excess / np.maximum(plain, 1e-12) + TRUST * typical) / (steps + TRUST))
 
 
 def _size(requests: Ints) -> Ints:

@@ -88,10 +88,17 @@ class ForwardLatency:
         """Return the seconds of a call with ``passes`` equal passes."""
         return self.start + self.sequence * sequences + passes * self.each(context, tokens)
 
+    def tokens_of_all(self, counts: Floats) -> Floats:
+        """Return ``tokens`` of each of ``counts [S]``."""
+        edges = [0.0, *self.knees, 1.0 + max([float(counts.max(initial=0.0)), *self.knees[-1:]])]
+        seconds = [0.0]
+        for slope, (start, end) in zip(self.slopes, pairwise(edges), strict=True):
+            seconds.append(seconds[-1] + slope * (end - start))
+        return np.asarray(np.interp(counts, edges, seconds))
+
     def table(self, most: int) -> Floats:
         """Return ``tokens(n)`` for n from 0 to ``most``, ``[most + 1]``."""
-        pieces = _pieces(np.arange(most + 1.0), self.knees)
-        return np.asarray(pieces @ np.array(self.slopes))
+        return self.tokens_of_all(np.arange(most + 1.0))
 
     def at_knees(self, knees: Sequence[float]) -> ForwardLatency:
         """Return a model with other ``knees``: the same seconds at 0 and at each knee, linear in between."""
@@ -113,9 +120,12 @@ class ForwardLatency:
             self.start * factor,
         )
 
-    def of_all(self, data: Floats) -> Floats:
-        """Return the predicted seconds of calls ``data [S, 5]``, columns as in ``LatencySample``, as ``[S]``."""
-        return np.asarray(columns(data, self.knees) @ self.coefficients)
+    def of_all(
+        self, context: Floats | float, tokens: Floats, sequences: Floats, passes: Floats | float = 1.0
+    ) -> Floats:
+        """Return ``seconds`` of each of ``S`` calls, ``[S]``."""
+        each = self.context * context + self.tokens_of_all(tokens) + self.fixed
+        return np.asarray(self.start + self.sequence * sequences + passes * each)
 
     def errors(self, samples: Sequence[LatencySample]) -> Floats:
         """Return |predicted - measured| / measured, ``[S]``."""
@@ -180,12 +190,21 @@ def columns(data: Floats, knees: Sequence[float]) -> Floats:
     return found
 
 
+def bounded(values: Floats, low: Floats | float, high: Floats | float) -> Floats:
+    """Return ``values`` within bounds, in less time than ``np.clip`` takes for a few hundred values."""
+    return np.asarray(np.minimum(np.maximum(values, low), high))
+
+
+def middle(values: Floats) -> float:
+    """Return the median of ``values [S]``, in less time than ``np.median`` takes for a few hundred values."""
+    ordered = np.sort(values)
+    return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
+
+
 def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
     """Return the number of each row's tokens in each piece, ``[S, len(knees) + 1]``."""
-    edges = np.array([0.0, *knees, np.inf])
-    within = np.minimum(np.maximum(tokens[:, None], edges[:-1]), edges[1:])
-    within -= edges[:-1]
-    return np.asarray(within)
+    below = np.minimum(tokens[:, None], np.array([0.0, *knees, np.inf]))
+    return np.asarray(below[:, 1:] - below[:, :-1])
 
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:

@@ -12,13 +12,12 @@ increasingly distant numbers above.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
 
-from cospec.policies.latency.forward import Floats, ForwardLatency, LatencySample, columns, fit
+from cospec.policies.latency.forward import Floats, ForwardLatency, LatencySample, bounded, columns, fit, middle
 
 MEMORY, SPEED = 0.9995, 0.95  # weight of the past, per call: for the shape, and for the machine's speed
 MEASURED, GUESSED = 10.0, 0.3  # calls that a prior coefficient counts for, measured or assumed
@@ -47,44 +46,45 @@ class OnlineFit:
 
     def __init__(self, fitted: ForwardLatency, trust: float = GUESSED) -> None:
         self._trust = trust
-        self._observed: deque[Floats] = deque(maxlen=WINDOW)
+        self._observed = np.zeros((0, 5))  # latest calls
         self._start(fitted)
 
     def _start(self, fitted: ForwardLatency) -> None:
-        self.fitted = self.cost = self._shape = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
-        size = len(self.cost.coefficients)
+        self.fitted = self.cost = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
+        self._known = self._shape = self.cost.coefficients
+        size = len(self._known)
         self._unit: Floats | None = None  # seconds per unit of each unknown
+        self._prior = np.zeros(size)  # the known coefficients in these units
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
         # Slowdown relative to the shape; 0 until the first calls, which may be cold.
         self._level = 1.0 if self._trust == MEASURED else 0.0
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
-        self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
+        self._ties = self._trust * (np.diag(_widths(self.cost)) + LINK * steps.T @ steps)
 
     def follow(self, data: Floats) -> None:
         """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
         if not len(data):
             return
-        self._observed.extend(data[-WINDOW:])
-        x = columns(data, self.fitted.knees)
-        known = self.fitted.coefficients
+        self._observed = np.concatenate([self._observed, data])[-WINDOW:]
+        x, seconds = columns(data, self.fitted.knees), data[:, 3]
         if self._unit is None:
-            self._unit = _units(x, known, data)
-        shaped = np.maximum(x @ self._shape.coefficients, np.maximum(data[:, 3] / FAR, 1e-12))
-        slow = data[:, 3] / shaped
-        level = self._level or float(np.median(slow))
-        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / OUTLIER, OUTLIER) - 1.0))
-        now = float(weight @ np.clip(slow, level / OUTLIER, level * OUTLIER) / weight.sum())
+            self._unit = _units(x, self._known, data)
+            self._prior = np.divide(self._known, self._unit, out=self._prior, where=self._unit > 0)
+        shaped = np.maximum(x @ self._shape, np.maximum(seconds / FAR, 1e-12))
+        slow = seconds / shaped
+        level = self._level or middle(slow)
+        usual = bounded(slow / level, 1 / OUTLIER, OUTLIER)
+        weight = NEAR / np.maximum(NEAR, np.abs(usual - 1.0))
+        now = level * float(weight @ usual / weight.sum())
         self._level = level = level + (1.0 - SPEED ** len(data)) * (now - level)
-        ratio = np.clip(slow / level, 1 / OUTLIER, OUTLIER)
-        z, keep = x * self._unit / shaped[:, None], MEMORY ** len(data)
-        self._matrix = keep * self._matrix + (weight * z.T) @ z
-        self._vector = keep * self._vector + z.T @ (weight * ratio)
-        prior = np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
-        trust = self._trust * self._ties
-        solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
+        ratio, root, keep = bounded(slow / level, 1 / OUTLIER, OUTLIER), np.sqrt(weight), MEMORY ** len(data)
+        z = x * self._unit * (root / shaped)[:, None]
+        self._matrix = keep * self._matrix + z.T @ z
+        self._vector = keep * self._vector + (root * ratio) @ z
+        solved = np.linalg.solve(self._matrix + self._ties, self._vector + self._ties @ self._prior)
         low, high, above = SPAN
-        self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
-        self.cost = self._shape.scaled(level)
+        self._shape = bounded(solved, low * self._prior, high * self._prior + above) * self._unit
+        self.cost = self.fitted.with_coefficients(level * self._shape)
 
     def refit(self) -> bool:
         """Fit again to recent calls and keep the new fit if it is much better; the old fit covers all other calls.
@@ -94,7 +94,7 @@ class OnlineFit:
         """
         if len(self._observed) < WINDOW // 2:
             return False
-        observed = [LatencySample(*row.tolist()) for row in self._observed]
+        observed = [LatencySample(*row) for row in self._observed.tolist()]
         found = fit([*observed, *_anchors(self.cost, observed)], COARSE)
         speed = median(sample.seconds / self.cost.predict(sample) for sample in observed)
         if np.median(found.errors(observed)) >= BETTER * np.median(self.cost.scaled(speed).errors(observed)):

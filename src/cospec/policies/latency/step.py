@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from cospec.core.stats import StepStats
 from cospec.core.types import DrafterCapabilities
 from cospec.policies.latency.depth_correction import DepthCorrection
-from cospec.policies.latency.forward import Floats, ForwardLatency
+from cospec.policies.latency.forward import Floats, ForwardLatency, bounded, middle
 from cospec.policies.latency.online_fit import GUESSED, MEASURED, OnlineFit
+from cospec.policies.latency.step_columns import StepColumns, StepStore
 
 # Initial shapes without measurements: a target that reads its weights once, and a drafter of an eighth of its cost.
 # Steps correct the speed, a refit corrects the shape.
@@ -66,11 +68,12 @@ class StepLatency:
         self.correction = DepthCorrection()
         self._fed = 0.0  # seconds per token of a new text, learned from steps
         self._scored = np.zeros(2)  # seconds of scoring, and drafts; both decay
-        self._depth, self._repeats = 0, 0  # of the latest step, and the number of equal steps before
+        self._depth, self._repeats = 0.0, 0  # of the latest step, and the number of equal steps before
         self._drafts = [OnlineFit(whole.scaled(max(1, m) / self.drafters), trust) for m in range(self.drafters + 1)]
         self._overlapped = 0.0  # share of the shorter of both that overlaps with the longer
         self._errors: deque[float] = deque(maxlen=ERROR_WINDOW)
-        self._observed: list[tuple[StepStats, int, int]] = []  # with the number of drafters
+        self._store = StepStore()
+        self._latest: StepStats | None = None
         self._batch_size = FIRST_BATCH
         self._spent = 0.0  # seconds of these steps
         self._rounds = 0
@@ -128,97 +131,103 @@ class StepLatency:
         """Store a measured step; ``fed`` counts tokens of new texts that the drafter read, which are not part of a
         step.
         """
-        self._observed.append((stats, fed, self.drafters))
+        self._store.add(stats, fed, self.drafters)
+        self._latest = stats
         self._spent += stats.total
-        if self._spent >= BATCH_SECONDS or len(self._observed) >= self._batch_size:
+        if self._spent >= BATCH_SECONDS or len(self._store) >= self._batch_size:
             self.learn()
 
     def learn(self) -> None:
         """Learn from the stored steps."""
-        if not self._observed:
+        count, last = len(self._store), self._latest
+        if not count or last is None:
             return
-        observed, self._observed, self._spent = self._observed, [], 0.0
+        steps, self._spent = self._store.take(), 0.0
         self.learned += 1
         self._batch_size = min(2 * self._batch_size, MAX_BATCH)
-        last = observed[-1][0]
         self.predicted = self.predict(last)  # before learning from the step
         if last.working > 0:
             self._errors.append(abs(self.predicted - last.working) / last.working)
-        observed_steps = np.array([_row(*each) for each in observed], dtype=np.float64)
-        self._correct(observed_steps)
-        self._follow_rest(observed_steps)
-        context, tokens, sequences, depth, _, drafts, draft, target, _, fed, members, scoring = observed_steps.T
-        self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(observed))], 1)[target > 0])
-        drafted = (depth > 0) & (fed == 0) & (draft > 0)
-        if drafted.any() and not self.capabilities.costless:
-            seen = np.array([scoring[drafted].sum(), drafts[drafted].sum()])
-            self._scored = SCORING_MEMORY ** float(drafted.sum()) * self._scored + seen
-            proposals = self._proposals(observed_steps)
-            for m in set(members[drafted].tolist()):
-                self._drafts[int(m)].follow(proposals[drafted & (members == m)])
-        self._follow_feeding([(stats, fed) for stats, fed, _ in observed if fed and stats.times.draft > 0])
+        self._correct(steps)
+        self._follow_rest(steps)
+        calls = np.array([steps.context, steps.tokens, steps.sequences, steps.target, np.ones(count)]).T
+        self._target.follow(calls[steps.target > 0])
+        if not self.capabilities.costless:
+            self._follow_drafts(steps)
         self._compare(last)
-        before, self._rounds = self._rounds, self._rounds + len(observed)
+        before, self._rounds = self._rounds, self._rounds + count
         if before // CHECK_EVERY != self._rounds // CHECK_EVERY:
             self._check_errors()
 
-    def _follow_rest(self, observed_steps: Floats) -> None:
+    def _follow_rest(self, steps: StepColumns) -> None:
         """Update the overlap of drafting and verification, and the seconds of everything else."""
-        _, _, sequences, _, proposed, _, draft, target, total, *_ = observed_steps.T
-        shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(observed_steps)
-        if (shorter > 0).any():
-            overlapped = np.clip((draft + target - total)[shorter > 0] / shorter[shorter > 0], 0.0, 1.0)
-            keep_overlapped = (1.0 - UPDATE_RATE) ** len(overlapped)
-            self._overlapped += (1.0 - keep_overlapped) * (float(overlapped.mean()) - self._overlapped)
-        spent = np.maximum(draft, target) if self.overlap else draft + target
-        typical = REST.fixed + REST.sequence * sequences + REST.slopes[0] * proposed
-        factor = max(0.0, float(np.median((total - spent) / typical)))
+        draft, target, both = steps.draft, steps.target, steps.draft + steps.target
+        shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(draft)
+        shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[shorter > 0]
+        if len(shares):
+            keep_overlapped = (1.0 - UPDATE_RATE) ** len(shares)
+            self._overlapped += (1.0 - keep_overlapped) * (float(bounded(shares, 0.0, 1.0).mean()) - self._overlapped)
+        spent = np.maximum(draft, target) if self.overlap else both
+        typical = REST.of_all(0.0, steps.proposed, steps.sequences)
+        factor = max(0.0, middle((steps.working - spent) / typical))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 
-    def _correct(self, observed_steps: Floats) -> None:
+    def _correct(self, steps: StepColumns) -> None:
         """Compare measured and predicted steps of each draft length."""
-        context, tokens, sequences, depth, proposed, _, _, _, seconds, *_ = observed_steps.T
-        drafted, repeats, once = depth > 0, [], np.ones(len(observed_steps))
-        for longest in depth.tolist():
-            self._repeats = self._repeats + 1 if longest == self._depth else 0
-            self._depth = longest
-            repeats.append(self._repeats)
-        of_drafts, of_plain = np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences)
-        target, plain = (
-            self.target.of_all(np.stack([context, batched, sequences, once, once], 1)) for batched in (tokens, of_plain)
-        )
-        own = target
+        context, tokens, sequences, proposed = steps.context, steps.tokens, steps.sequences, steps.proposed
+        chosen = self._warm(steps.depth)
+        plain = self.target.of_all(context, np.minimum(tokens, sequences), sequences)
+        target = own = self.target.of_all(context, tokens, sequences)
+        of_drafts = np.minimum(tokens, sequences + proposed)
         if (of_drafts != tokens).any():  # the steps computed other requests' prompts
-            own = self.target.of_all(np.stack([context, of_drafts, sequences, once, once], 1))
-        draft = np.zeros(len(observed_steps))
-        if not self.capabilities.costless:
-            draft = drafted * self.draft.of_all(self._proposals(observed_steps))
-        rest = self.rest.of_all(np.stack([once, proposed, sequences, once, once], 1))
+            own = self.target.of_all(context, of_drafts, sequences)
+        draft = self._drafting(steps)
+        rest = self.rest.of_all(0.0, proposed, sequences)
         predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
+        plain = plain + rest - self.rest.slopes[0] * proposed
         weights = (own / np.maximum(target, 1e-12)) ** 2  # the time of other requests' prompts is less certain
-        chosen = np.array(repeats) >= WARM_STEPS
-        kinds = sequences[chosen].astype(np.int64), depth[chosen].astype(np.int64)
-        plain = plain + self.rest.of_all(np.stack([once, 0 * proposed, sequences, once, once], 1))
-        self.correction.follow(kinds, seconds[chosen], predicted[chosen], plain[chosen], weights[chosen])
+        kinds = sequences[chosen].astype(np.int64), steps.depth[chosen].astype(np.int64)
+        self.correction.follow(kinds, steps.working[chosen], predicted[chosen], plain[chosen], weights[chosen])
 
-    def _proposals(self, observed_steps: Floats) -> Floats:
-        """Return the drafting of steps as calls, ``[S, 5]``, columns as in ``LatencySample``."""
-        context, _, _, depth, proposed, drafts, draft, *_ = observed_steps.T
+    def _warm(self, depth: Floats) -> npt.NDArray[np.bool_]:
+        """Return the steps after at least ``WARM_STEPS`` steps of the same ``depth [S]``."""
+        places, new = np.arange(len(depth)), np.empty(len(depth), np.bool_)
+        new[0], new[1:] = depth[0] != self._depth, depth[1:] != depth[:-1]
+        repeats = places - np.maximum.accumulate(np.where(new, places, -1 - self._repeats))
+        self._depth, self._repeats = float(depth[-1]), int(repeats[-1])
+        return np.asarray(repeats >= WARM_STEPS)
+
+    def _calls(self, steps: StepColumns) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the drafting of steps as calls: context, tokens, sequences and passes, each ``[S]``."""
         if self.capabilities.single_pass:
-            return np.stack([0 * context, proposed, drafts, draft, np.ones(len(observed_steps))], 1)
-        passes = np.maximum(depth, 1.0)
-        return np.stack([context, proposed / passes, drafts, draft, passes], 1)
+            return np.zeros_like(steps.context), steps.proposed, steps.drafts, np.ones_like(steps.context)
+        passes = np.maximum(steps.depth, 1.0)
+        return steps.context, steps.proposed / passes, steps.drafts, passes
 
-    def _follow_feeding(self, observed: Sequence[tuple[StepStats, int]]) -> None:
-        """Update the drafter's seconds per token of new texts."""
-        tokens = sum(fed for _, fed in observed)
-        if not tokens or self.capabilities.costless:
-            return
-        steps = (self.drafting(s.depth, s.proposed, s.context_tokens, s.drafts) for s, _ in observed)
-        more = sum(s.times.draft for s, _ in observed) - sum(steps)
-        weight = 1.0 - (1.0 - UPDATE_RATE) ** len(observed) if self._fed else 1.0
-        self._fed += weight * (max(0.0, more) / tokens - self._fed)
+    def _drafting(self, steps: StepColumns) -> Floats:
+        """Return the predicted seconds of drafting, ``[S]``, without scoring."""
+        if self.capabilities.costless:
+            return np.zeros(len(steps.depth))
+        return (steps.depth > 0) * self.draft.of_all(*self._calls(steps))
+
+    def _follow_drafts(self, steps: StepColumns) -> None:
+        """Update the drafter's seconds: of drafts by number of drafters, of scoring, and of feeding new texts."""
+        drafted = (steps.depth > 0) & (steps.draft > 0)
+        known, members = drafted & (steps.fed == 0), steps.members
+        if known.any():
+            seen = np.array([steps.scoring[known].sum(), steps.drafts[known].sum()])
+            self._scored = SCORING_MEMORY ** float(known.sum()) * self._scored + seen
+            context, tokens, sequences, passes = self._calls(steps)
+            calls = np.array([context, tokens, sequences, steps.draft, passes]).T
+            for m in set(members[known].tolist()):
+                self._drafts[int(m)].follow(calls[known & (members == m)])
+        feeding = (steps.fed > 0) & (steps.draft > 0)
+        if feeding.any():
+            usual = self._drafting(steps) + self.scoring * steps.drafts * drafted
+            more = float((steps.draft - usual)[feeding].sum())
+            weight = 1.0 - (1.0 - UPDATE_RATE) ** int(feeding.sum()) if self._fed else 1.0
+            self._fed += weight * (max(0.0, more) / float(steps.fed[feeding].sum()) - self._fed)
 
     def _compare(self, last: StepStats) -> None:
         """Increase ``changed`` if the cost of a typical step has changed too much."""
@@ -244,13 +253,3 @@ class StepLatency:
             if any([part.refit() for part in (self._target, *self._drafts)]):
                 self.refits += 1
                 self.changed += 1
-
-
-def _row(stats: StepStats, fed: int, members: int) -> tuple[float, ...]:
-    """Return a step without its scoring, whose seconds come last; scores of a new text are part of feeding."""
-    times = stats.times
-    drafts, scoring = stats.drafts or stats.sequences, 0.0 if fed else times.scoring
-    return (
-        stats.context_tokens, stats.batched_tokens, stats.sequences, stats.depth, stats.proposed, drafts,
-        times.draft - scoring, times.target, stats.working - scoring, fed, members, scoring,
-    )  # fmt: skip

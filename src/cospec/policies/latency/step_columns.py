@@ -1,0 +1,62 @@
+"""Measured steps as columns of numbers, which cost little to store and to compute with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cospec.core.stats import StepStats
+from cospec.policies.latency.forward import Floats
+
+
+class StepColumns(NamedTuple):
+    """Each ``[S]``, by step, as in ``StepStats``; seconds are without scoring.
+
+    Attributes:
+        drafts: sequences with a draft; all sequences where the step does not say.
+        draft: seconds of drafting.
+        target: seconds of verification.
+        working: seconds after planning.
+        fed: tokens of new texts that the drafter read.
+        members: drafters of a pool that drafted.
+        scoring: seconds of scoring known tokens; scores of a new text are part of feeding.
+    """
+
+    context: Floats
+    tokens: Floats
+    sequences: Floats
+    depth: Floats
+    proposed: Floats
+    drafts: Floats
+    draft: Floats
+    target: Floats
+    working: Floats
+    fed: Floats
+    members: Floats
+    scoring: Floats
+
+
+class StepStore:
+    """Stores steps, the oldest first."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []  # one step after the other, each in the order of ``StepColumns``
+
+    def __len__(self) -> int:
+        return len(self._values) // len(StepColumns._fields)
+
+    def add(self, stats: StepStats, fed: int, members: int) -> None:
+        """Store a step."""
+        times, sequences = stats.times, stats.sequences
+        scoring = 0.0 if fed else times.scoring
+        self._values += (
+            stats.context_tokens, stats.batched_tokens, sequences, stats.depth, stats.proposed,
+            stats.drafts or sequences, times.draft - scoring, times.target, stats.working - scoring,
+            fed, members, scoring,
+        )  # fmt: skip
+
+    def take(self) -> StepColumns:
+        """Return all steps, and clear the store."""
+        values, self._values = np.fromiter(self._values, np.float64, len(self._values)), []
+        return StepColumns(*values.reshape(-1, len(StepColumns._fields)).T.copy())
