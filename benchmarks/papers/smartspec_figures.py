@@ -30,7 +30,7 @@ def best_length(batch: int, alpha: float = ALPHA) -> int:
     costs = LatencyModels(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
     problem = LengthProblem([chains(LONGEST)], StepCosts(StepLatency(costs)))
     situation = LengthInputs(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
-    _, budgets = problem.uniform(np.full(batch, alpha), situation)
+    _, budgets = problem.uniform(alpha, situation)
     return budgets[0].depth
 
 

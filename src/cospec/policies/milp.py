@@ -54,8 +54,8 @@ class Milp(Policy):
     def build(cls, options: MilpOptions, context: PolicyContext) -> Milp:
         """Build a goodput policy whose lengths the solver chooses."""
 
-        def solve_each(steps: DraftLevels, limits: Sequence[StepLimits]) -> list[LengthChoice]:
-            return [solve(steps.menu(place), given, options.time_limit) for place, given in enumerate(limits)]
+        def solve_each(steps: DraftLevels, given: StepLimits) -> list[LengthChoice]:
+            return [solve(steps.menu(place), given, options.time_limit) for place in range(len(steps.gains))]
 
         return cls(Goodput(options.goodput, context, solve_each, every_size=True))
 

@@ -286,7 +286,7 @@ class Goodput(Policy):
         """Record the budgets from now on; returned budgets may release draft caches."""
         if self.context.capabilities.costless:
             return budgets
-        return self.draft_caches.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
+        return self.draft_caches.settle(ids, budgets)
 
     def _explore(
         self, rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], inputs: LengthInputs, load: BatchState
@@ -304,7 +304,7 @@ class Goodput(Policy):
     def _other_length(self, rates: Floats, choice: LengthChoice, inputs: LengthInputs) -> list[DraftBudget] | None:
         """Return trial budgets, without drafts or one step shorter or longer, if a trial is due."""
         counts = choice.counts
-        if not counts.any() or not self.exploration.trial_due:
+        if not self.exploration.trial_due or not counts.any():
             return None
         rows = grid_rows(rates)
         levels = self._problem.steps(rows, inputs)
@@ -314,8 +314,9 @@ class Goodput(Policy):
             "longer": np.where(counts > 0, np.minimum(counts + 1, longest), 0),
             "shorter": np.where(counts > 1, counts - 1, counts),
         }
-        lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
-        others = {name: self._problem.outcome(levels, other, inputs) for name, other in lengths.items()}
+        outcomes = self._problem.outcomes(levels, np.stack([*lengths.values()]), inputs)
+        pairs = zip(lengths.items(), outcomes, strict=True)
+        others = {name: outcome for (name, other), outcome in pairs if (other != counts).any()}
         chosen = self.exploration.other(choice, others)
         if chosen is None:
             return None
@@ -338,7 +339,7 @@ class Goodput(Policy):
             self._problem.shapes.sizes[row, :k].sum() for row, k in zip(grid_rows(rates), counts, strict=True)
         )
         return self.exploration.choose(
-            idle, costs, self._problem.round(inputs), int(drafted), float(rates[idle].mean())
+            idle, costs, self._problem.limits(inputs), int(drafted), float(rates[idle].mean())
         )
 
     def _for_new_request(self, choice: LengthChoice, inputs: LengthInputs, load: BatchState) -> DraftBudget:
@@ -347,13 +348,10 @@ class Goodput(Policy):
         If other requests have drafts, a new request gets a draft as well: a step of few drafts takes nearly as long as
         a step of many. If no request has a draft, the text that must be fed first counts.
         """
-        rates = np.full(inputs.sequences, self.acceptance.overall)
-        backlog: Floats | None = None
+        fed: Floats | None = None
         if not choice.counts.any() and not self.context.capabilities.costless:
-            backlog = self._costs.feeding(
-                np.full(inputs.sequences, self.draft_caches.backlog_of_new_request(load.ready))
-            )
-        budget = self._problem.uniform(rates, replace(inputs, backlog=backlog))[1][0]
+            fed = self._costs.feeding(np.full(inputs.sequences, self.draft_caches.backlog_of_new_request(load.ready)))
+        budget = self._problem.uniform(self.acceptance.overall, replace(inputs, backlog=fed))[1][0]
         return self._set_num_drafters([budget], self.num_drafters.count)[0]
 
     def _choose_num_drafters(

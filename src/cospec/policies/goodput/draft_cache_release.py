@@ -64,7 +64,7 @@ class DraftCacheRelease:
         fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
         return np.array([len(s.tokens) - n for s, n in zip(sequences, fed, strict=True)], dtype=np.int64)
 
-    def settle(self, ids: Sequence[str], budgets: Sequence[DraftBudget], lengths: Sequence[int]) -> list[DraftBudget]:
+    def settle(self, ids: Sequence[str], budgets: Sequence[DraftBudget]) -> list[DraftBudget]:
         """Record the budgets from now on; budgets of evicted sequences have ``release`` set."""
         found = list(budgets)
         for place, id in enumerate(ids):

@@ -46,7 +46,7 @@ class DraftShapes:
     @cached_property
     def most_tokens(self) -> int:
         """A bound of the draft tokens of one sequence."""
-        return int(self.sizes.max()) * len(self.sizes[0])
+        return int(self.sizes.sum(axis=1).max())
 
     @cached_property
     def deepest(self) -> int:

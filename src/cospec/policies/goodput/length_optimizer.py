@@ -7,8 +7,7 @@ for equal costs. No level is sorted before a level that it builds on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +40,20 @@ class DraftLevels:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthChoice:
+    """``counts [n]``: levels taken per sequence; expected tokens; predicted seconds."""
+
+    counts: Ints
+    tokens: float
+    seconds: float
+
+    @property
+    def goodput(self) -> float:
+        """Expected committed tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
 class StepLimits:
     """Costs and limits of the step that do not depend on the choice, in seconds and tokens.
 
@@ -60,99 +73,96 @@ class StepLimits:
     longest: float = float("inf")
     overlap: bool = False
 
+    def duration(self, verified: int, draft: float, depth: int) -> float:
+        """Return the seconds of a step with ``verified`` draft tokens, infinite beyond the limits.
 
-@dataclass(frozen=True, slots=True)
-class LengthChoice:
-    """``counts [n]``: levels taken per sequence; expected tokens; predicted seconds."""
+        Args:
+            draft: seconds of drafting, without the fixed seconds of each level.
+            depth: of the deepest draft.
+        """
+        if verified >= len(self.verified):
+            return float("inf")
+        drafting, target = draft + float(self.levels[depth]), float(self.verified[verified])
+        seconds = self.seconds + (max(drafting, target) if self.overlap else drafting + target)
+        return seconds if seconds <= self.longest or not verified else float("inf")
 
-    counts: Ints
-    tokens: float
-    seconds: float
-
-    @property
-    def goodput(self) -> float:
-        """Expected committed tokens per second."""
-        return self.tokens / self.seconds
+    def undrafted(self, n: int) -> LengthChoice:
+        """Return the outcome without drafts for ``n`` sequences."""
+        return LengthChoice(np.zeros(n, np.int64), self.tokens, self.seconds + float(self.verified[0]))
 
 
-def allocate(steps: DraftLevels, limits: Sequence[StepLimits]) -> list[LengthChoice]:
+def allocate(steps: DraftLevels, given: StepLimits) -> list[LengthChoice]:
     """Return the best counts in each menu, with at most ``len(verified) - 1`` draft tokens in all (Γ_max).
 
     If costs differ between sequences, the order by gain alone is tried as well. Before a jump of the target's cost, or
     at Γ_max, room is scarce and not time.
 
     Args:
-        limits: of each menu; the arrays of one menu are the first entries of the arrays of a larger menu.
+        given: of all menus.
     """
     menus, n, width = steps.gains.shape
-    given, rooms = _largest(limits), [len(each.verified) - 1 for each in limits]
-    nothing = _undrafted(given, n)
+    nothing = given.undrafted(n)
     if len(given.verified) < 2:
         return [nothing] * menus
     slopes = given.verified[1:] - given.verified[:-1]
-    first, lowest = float(slopes[0]), np.array([slopes[:room].min() for room in rooms])
+    first, lowest = float(slopes[0]), float(slopes.min())
     values = _values(steps, first).reshape(menus, n * width)
-    if _none_pays(values, first, float(lowest.min()), given, nothing.goodput):
+    if _none_pays(values, first, lowest, given, nothing.goodput):
         return [nothing] * menus
     # The best goodput is at least the goodput without drafts. A level that brings less per second at the lowest cost
     # of a token is in no best choice.
-    floors = np.where((lowest >= first) & (not given.overlap), nothing.goodput, 0.0)
-    counts = (values > floors[:, None]).sum(axis=1)
-    found = _cut(steps, given, rooms, (-values).argsort(axis=1, kind="stable"), counts)
-    differ = (steps.costs != steps.costs[:, :1]).any(axis=(1, 2))
+    floor = nothing.goodput if lowest >= first and not given.overlap else 0.0
+    counts = (values > floor).sum(axis=1)
+    found = _cut(steps, given, (-values).argsort(axis=1, kind="stable"), counts)
+    differ = (steps.costs != steps.costs[:, :1]).any(axis=(1, 2)) if n > 1 else np.zeros(menus, np.bool_)
     if differ.any():
         gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=2).reshape(menus, n * width)
         order = (-gains).argsort(axis=1, kind="stable")
-        alone = _cut(steps, given, rooms, order, differ * (n * width))
+        alone = _cut(steps, given, order, differ * (n * width))
         found = [max(both, key=lambda choice: choice.goodput) for both in zip(found, alone, strict=True)]
     return found
 
 
-def _largest(limits: Sequence[StepLimits]) -> StepLimits:
-    """Return the limits of a menu with all draft tokens and levels of all menus."""
-    verified, levels = max([each.verified for each in limits], key=len), max([each.levels for each in limits], key=len)
-    return replace(limits[0], verified=verified, levels=levels)
-
-
-def _undrafted(given: StepLimits, n: int) -> LengthChoice:
-    return LengthChoice(np.zeros(n, np.int64), given.tokens, given.seconds + float(given.verified[0]))
-
-
-def _cut(steps: DraftLevels, given: StepLimits, rooms: Sequence[int], order: Ints, counts: Ints) -> list[LengthChoice]:
+def _cut(steps: DraftLevels, given: StepLimits, order: Ints, counts: Ints) -> list[LengthChoice]:
     """Return the best prefix of ``order [M, n · J]`` at the best depth in each menu, no levels if no prefix pays.
 
     Args:
-        given: of the largest menu.
-        rooms: most draft tokens of each menu.
         counts: ``[M]``, longest prefix.
     """
     menus, n, width = steps.gains.shape
-    order = order[:, : counts.max()]
+    nothing = given.undrafted(n)
+    longest = int(counts.max())
+    if not longest:
+        return [nothing] * menus
+    order = order[:, :longest]
     flat = order + n * width * np.arange(menus)[:, None]
     gains, sizes, depths, costs = (
         array.take(flat)[:, None] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
     )
-    present = np.arange(order.shape[1]) < counts[:, None, None]
-    deepest = (depths * present).max(axis=(1, 2), initial=0)[:, None]
-    tried = np.arange(1, deepest.max() + 1)
-    free = given.levels[deepest] == given.levels[1]  # one depth is enough
-    allowed = np.where(free, tried == deepest, tried <= deepest)[:, :, None]
-    taken = (depths <= tried[:, None]) & present  # [menus, depths, levels]
+    listed = np.arange(longest) < counts[:, None, None]
+    deepest = (depths * listed).max(axis=2)[:, :, None]
+    levels = given.levels[1 : int(deepest.max()) + 1]
+    one_pass = bool((levels == levels[0]).all())  # the greatest depth costs no more than the others
+    tried = np.arange(len(levels) if one_pass else 1, len(levels) + 1)[:, None]
+    taken = depths <= tried  # [menus, depths, levels]
     verified = (taken * sizes).cumsum(axis=2)
-    target = given.verified[np.minimum(verified, len(given.verified) - 1)]
-    draft = (taken * costs).cumsum(axis=2) + given.levels[tried][:, None]
+    target = given.verified.take(verified, mode="clip")
+    draft = (taken * costs).cumsum(axis=2) + given.levels[tried]
     seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
     tokens = (taken * gains).cumsum(axis=2) + given.tokens
-    allowed = allowed & (verified <= np.array(rooms)[:, None, None]) & (seconds <= given.longest)
-    ratio = np.where(allowed, tokens / seconds, 0.0)
-    nothing = _undrafted(given, n)
-    found = [nothing] * menus
-    for menu in counts.nonzero()[0].tolist():
-        row, last = divmod(int(ratio[menu].argmax()), order.shape[1])
-        if ratio[menu, row, last] > nothing.goodput:
+    allowed = listed & (verified < len(given.verified)) & (seconds <= given.longest)
+    if not one_pass:
+        allowed &= tried <= deepest
+    ratio = np.where(allowed, tokens / seconds, 0.0).reshape(menus, -1)
+    found = []
+    for menu, place in enumerate(ratio.argmax(axis=1).tolist()):
+        if ratio[menu, place] > nothing.goodput:
+            row, last = divmod(place, longest)
             chosen = order[menu, : last + 1][taken[menu, row, : last + 1]]
             taken_levels = np.bincount(chosen // width, minlength=n)
-            found[menu] = LengthChoice(taken_levels, float(tokens[menu, row, last]), float(seconds[menu, row, last]))
+            found.append(LengthChoice(taken_levels, float(tokens[menu, row, last]), float(seconds[menu, row, last])))
+        else:
+            found.append(nothing)
     return found
 
 

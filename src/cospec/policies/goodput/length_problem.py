@@ -8,11 +8,12 @@ several menus of shapes. The best menu is that with the most tokens per second.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
 from cospec.core.types import DraftBudget
-from cospec.policies.goodput.draft_shapes import DraftShapes, grid_rows, stacked
+from cospec.policies.goodput.draft_shapes import GRID, DraftShapes, grid_rows, stacked
 from cospec.policies.goodput.length_optimizer import (
     DraftLevels,
     Floats,
@@ -23,7 +24,7 @@ from cospec.policies.goodput.length_optimizer import (
 )
 from cospec.policies.goodput.step_costs import LengthInputs, StepCosts
 
-Solve = Callable[[DraftLevels, Sequence[StepLimits]], list[LengthChoice]]
+Solve = Callable[[DraftLevels, StepLimits], list[LengthChoice]]
 Solution = tuple[LengthChoice, list[DraftBudget]]
 """The lengths of a step, and the budgets of its sequences."""
 
@@ -35,6 +36,7 @@ class LengthProblem:
         self.menus, self.costs, self.place = menus, costs, 0
         self._solve = solve
         self._levels = stacked(menus)
+        self._most_tokens, self._deepest = max(menu.most_tokens for menu in menus), max(menu.deepest for menu in menus)
 
     @property
     def shapes(self) -> DraftShapes:
@@ -44,64 +46,66 @@ class LengthProblem:
     def choose(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> Solution:
         """Choose the menu with the most tokens per second, of equal menus the first; returns as ``solve``."""
         if per_sequence:
-            found = self._per_sequence(rates, inputs, slice(None))
-        else:
-            found = [self._uniform(menu, rates, inputs) for menu in self.menus]
+            rows = grid_rows(rates)
+            choices = self._per_sequence(rows, inputs, slice(None))
+            self.place = max(range(len(choices)), key=lambda place: choices[place].goodput)
+            return self._solution(choices[self.place], rows)
+        found = [self._uniform(menu, float(rates[0]), inputs) for menu in self.menus]
         self.place = max(range(len(found)), key=lambda place: found[place][0].goodput)
         return found[self.place]
 
     def solve(self, rates: Floats, inputs: LengthInputs, per_sequence: bool) -> Solution:
-        """Return the best length of each sequence, or the best common length, from ``rates [n]``."""
-        return (self.per_sequence if per_sequence else self.uniform)(rates, inputs)
+        """Return the best length of each sequence, from ``rates [n]``, or the best common length, from the first."""
+        return self.per_sequence(rates, inputs) if per_sequence else self.uniform(float(rates[0]), inputs)
 
     def per_sequence(self, rates: Floats, inputs: LengthInputs) -> Solution:
         """Return the best length of each sequence, from ``rates [n]``."""
-        return self._per_sequence(rates, inputs, slice(self.place, self.place + 1))[0]
+        rows = grid_rows(rates)
+        (choice,) = self._per_sequence(rows, inputs, slice(self.place, self.place + 1))
+        return self._solution(choice, rows)
 
-    def uniform(self, rates: Floats, inputs: LengthInputs) -> Solution:
-        """Return the best common length of all sequences, from ``rates [n]``."""
-        return self._uniform(self.shapes, rates, inputs)
+    def uniform(self, rate: float, inputs: LengthInputs) -> Solution:
+        """Return the best common length of all sequences, which have a common rate."""
+        return self._uniform(self.shapes, rate, inputs)
 
-    def _per_sequence(self, rates: Floats, inputs: LengthInputs, places: slice) -> list[Solution]:
+    def _per_sequence(self, rows: Ints, inputs: LengthInputs, places: slice) -> list[LengthChoice]:
         """Return the best length of each sequence, in each of the menus at ``places``."""
-        menus, rows = self.menus[places], grid_rows(rates)
         gains, sizes, depths = self._levels
         steps = self._priced(gains[places, rows], sizes[places, rows], depths[places, rows], inputs)
-        limits = [self.limits(menu, inputs) for menu in menus]
-        idle = limits[0].seconds + float(limits[0].verified[0])
-        least = (1.0 + self.costs.latency.doubt) * limits[0].tokens
-        found = []
-        for menu, choice in zip(menus, self._solve(steps, limits), strict=True):
-            if choice.goodput * idle < least:
-                choice = LengthChoice(np.zeros_like(choice.counts), limits[0].tokens, idle)
-            counts = zip(rows.tolist(), choice.counts.tolist(), strict=True)
-            found.append((choice, [menu.budgets[row][k] for row, k in counts]))
-        return found
+        given = self.limits(inputs)
+        nothing = given.undrafted(len(rows))
+        least = (1.0 + self.costs.latency.doubt) * nothing.goodput
+        return [choice if choice.goodput >= least else nothing for choice in self._solve(steps, given)]
 
-    def _uniform(self, menu: DraftShapes, rates: Floats, inputs: LengthInputs) -> Solution:
-        rows, given = grid_rows(rates), self.limits(menu, inputs)
-        steps, budgets = self._steps(menu, rows, inputs), menu.budgets[int(rows[0])]
-        verified = _totals(steps.sizes)
-        count = int(verified[1:].searchsorted(len(given.verified) - 1, side="right"))
-        count = min(count, len(budgets) - 1)  # entries beyond the last level are padding, and may look cheap
-        tokens = given.tokens + _totals(steps.gains)[: count + 1]
-        draft = _totals(steps.costs)[: count + 1]
-        draft[1:] += given.levels[steps.depths[0, :count]]
-        target = given.verified[verified[: count + 1]]
-        seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
-        ratio = tokens / seconds
-        ratio[1:][seconds[1:] > given.longest] = 0.0
-        best = int(ratio.argmax())
-        if ratio[best] < (1.0 + self.costs.latency.doubt) * ratio[0]:
-            best = 0
-        choice = LengthChoice(np.full(len(rates), best), float(tokens[best]), float(seconds[best]))
-        return choice, [budgets[best]] * len(rates)
+    def _solution(self, choice: LengthChoice, rows: Ints) -> Solution:
+        """Return the choice and its budgets in the latest menu."""
+        budgets = self.shapes.budgets
+        return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
+
+    def _uniform(self, menu: DraftShapes, rate: float, inputs: LengthInputs) -> Solution:
+        given, n, row = self.limits(inputs), inputs.sequences, round(rate * GRID)
+        budgets, token_cost = menu.budgets[row], self.costs.token_cost(inputs)
+        tokens, verified, draft = given.tokens, 0, n * self.costs.draft_cost
+        if inputs.backlog is not None:
+            draft += float(inputs.backlog.sum())
+        nothing = given.undrafted(n)
+        best = 0, nothing.tokens, nothing.seconds
+        goodput = nothing.goodput
+        levels = zip(menu.gains[row].tolist(), menu.sizes[row].tolist(), menu.depths[row].tolist(), strict=True)
+        # levels beyond the last budget are padding, and may look cheap
+        for count, (gain, size, depth) in enumerate(islice(levels, len(budgets) - 1), 1):
+            tokens, verified, draft = tokens + n * gain, verified + n * size, draft + n * size * token_cost
+            seconds = given.duration(verified, draft, depth)
+            if tokens / seconds > goodput:
+                best, goodput = (count, tokens, seconds), tokens / seconds
+        if goodput < (1.0 + self.costs.latency.doubt) * nothing.goodput:
+            return nothing, [budgets[0]] * n
+        count, tokens, seconds = best
+        return LengthChoice(np.full(n, count), tokens, seconds), [budgets[count]] * n
 
     def steps(self, rows: Ints, inputs: LengthInputs) -> DraftLevels:
         """Return the draft levels of each sequence in the latest menu; the arrays are ``[n, J]``."""
-        return self._steps(self.shapes, rows, inputs)
-
-    def _steps(self, menu: DraftShapes, rows: Ints, inputs: LengthInputs) -> DraftLevels:
+        menu = self.shapes
         return self._priced(menu.gains[rows], menu.sizes[rows], menu.depths[rows], inputs)
 
     def _priced(self, gains: Floats, sizes: Ints, depths: Ints, inputs: LengthInputs) -> DraftLevels:
@@ -111,29 +115,17 @@ class LengthProblem:
             costs[..., 0] += inputs.backlog
         return DraftLevels(gains, sizes, depths, costs)
 
-    def round(self, inputs: LengthInputs) -> StepLimits:
-        """Return the step's costs in the latest menu, see ``StepCosts.limits``."""
-        return self.limits(self.shapes, inputs)
+    def limits(self, inputs: LengthInputs) -> StepLimits:
+        """Return the step's costs, see ``StepCosts.limits``."""
+        return self.costs.limits(inputs, self._most_tokens, self._deepest)
 
-    def limits(self, menu: DraftShapes, inputs: LengthInputs) -> StepLimits:
-        """Return the step's costs in a menu, see ``StepCosts.limits``."""
-        return self.costs.limits(inputs, menu.most_tokens, menu.deepest)
-
-    def outcome(self, steps: DraftLevels, counts: Ints, inputs: LengthInputs) -> LengthChoice:
-        """Return the expected result of ``counts [n]`` of the levels ``steps`` instead of the best counts.
-
-        Counts beyond the bounds take infinite time.
-        """
-        given, taken = self.round(inputs), np.arange(steps.gains.shape[1]) < counts[:, None]
-        tokens, depth = given.tokens + float(steps.gains[taken].sum()), int(steps.depths[taken].max(initial=0))
-        verified, draft = int(steps.sizes[taken].sum()), float(steps.costs[taken].sum() + given.levels[depth])
-        target = float(given.verified[verified]) if verified < len(given.verified) else float("inf")
-        seconds = given.seconds + (max(draft, target) if given.overlap else draft + target)
-        return LengthChoice(counts, tokens, seconds if seconds <= given.longest or not verified else float("inf"))
-
-
-def _totals(levels: Floats | Ints) -> Floats | Ints:
-    """Return the sums of the first 0 to J levels of all sequences, ``[J + 1]``, of ``levels [n, J]``."""
-    found = np.zeros(levels.shape[1] + 1, levels.dtype)
-    levels.sum(0).cumsum(out=found[1:])
-    return found
+    def outcomes(self, steps: DraftLevels, counts: Ints, inputs: LengthInputs) -> list[LengthChoice]:
+        """Return the expected results of ``counts [K, n]`` of the levels ``steps`` instead of the best counts."""
+        given, taken = self.limits(inputs), np.arange(steps.gains.shape[1]) < counts[:, :, None]
+        gains, sizes, costs = ((taken * each).sum(axis=(1, 2)) for each in (steps.gains, steps.sizes, steps.costs))
+        depths = (taken * steps.depths).max(axis=(1, 2))
+        found = zip(counts, gains.tolist(), sizes.tolist(), costs.tolist(), depths.tolist(), strict=True)
+        return [
+            LengthChoice(count, given.tokens + gain, given.duration(size, cost, depth))
+            for count, gain, size, cost, depth in found
+        ]

@@ -10,8 +10,9 @@ import numpy as np
 from cospec.core.types import BatchState
 from cospec.policies.goodput.length_optimizer import Floats, Ints, StepLimits
 from cospec.policies.latency.depth_correction import LONGEST
-from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import StepLatency
+
+KEPT = 16  # steps whose costs are kept: of one decision, with several numbers of sequences or drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,11 @@ class LengthInputs:
 
 
 class StepCosts:
-    """Caches the target's seconds per token, and the costs of the latest step for the largest menu so far."""
+    """Prices steps, and keeps the costs of the latest steps."""
 
     def __init__(self, latency: StepLatency, bounds: StepBounds = StepBounds()) -> None:
         self.latency, self.bounds = latency, bounds
-        self._table = np.zeros(0)
-        self._of: ForwardLatency | None = None
-        self._most_tokens, self._deepest = 0, 0  # of one sequence, of all menus so far
-        self._key: tuple[object, ...] = ()  # what the costs of the latest step depend on
-        self._latest = StepLimits(0.0, 0.0, self._table, self._table)
+        self._known: dict[tuple[float, ...], StepLimits] = {}  # by all that the costs of a step depend on
 
     def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
         """Return the inputs of a step; the room in the cache is M_max."""
@@ -68,33 +65,29 @@ class StepCosts:
         drafts look cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
 
         Args:
-            most_tokens, deepest: draft tokens of one sequence and deepest level that a menu offers.
+            most_tokens, deepest: draft tokens of one sequence and deepest level that any menu offers.
         """
-        self._most_tokens, self._deepest = max(self._most_tokens, most_tokens), max(self._deepest, deepest)
+        latency = self.latency
         step = inputs.sequences, inputs.context, inputs.others, inputs.room
-        key = *step, self.latency.drafters, self.latency.learned, self._most_tokens, self._deepest
-        if key != self._key:
-            self._key, self._latest = key, self._limits_of(inputs)
-        found, most = self._latest, min(most_tokens * inputs.sequences, inputs.room)
-        verified, levels = found.verified[: most + 1], found.levels[: deepest + 1]
-        return StepLimits(found.tokens, found.seconds, verified, levels, found.longest, found.overlap)
+        key = *step, latency.drafters, latency.learned, most_tokens, deepest
+        if key not in self._known:
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[key] = self._limits_of(inputs, most_tokens, deepest)
+        return self._known[key]
 
-    def _limits_of(self, inputs: LengthInputs) -> StepLimits:
+    def _limits_of(self, inputs: LengthInputs, most_tokens: int, deepest: int) -> StepLimits:
         latency, n = self.latency, inputs.sequences
-        target, capabilities = latency.target, latency.capabilities
-        base, most = n + inputs.others, min(self._most_tokens * n, inputs.room)
-        if self._of is not target or base + most >= len(self._table):
-            self._table, self._of = target.table(2 * (base + most)), target
-        others = float(self._table[base] - self._table[n])
-        verified = self._table[base : base + most + 1] - others
-        rest, context = latency.rest, target.context * inputs.context * n
-        verified = verified + rest.slopes[0] * np.arange(len(verified))
+        target, rest, capabilities = latency.target, latency.rest, latency.capabilities
+        tokens = np.arange(min(most_tokens * n, inputs.room) + 1.0)
+        verified = target.tokens_of_all(tokens + (n + inputs.others))
+        others = float(verified[0]) - target.tokens(n)
+        verified += rest.slopes[0] * tokens - others
+        context = target.context * inputs.context * n
         seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
-        depths = np.arange(self._deepest + 1)
+        depths = np.arange(deepest + 1)
         per_level = 0.0 if capabilities.costless else latency.draft.fixed
-        levels = np.asarray(depths * per_level, dtype=np.float64)
-        if capabilities.single_pass:
-            levels = np.minimum(levels, per_level)
+        levels = np.asarray(per_level * (np.minimum(depths, 1) if capabilities.single_pass else depths), np.float64)
         if not capabilities.costless:
             levels[1:] += latency.draft.start
         if not latency.overlap:

@@ -81,10 +81,11 @@ class OnlineFit:
         z = x * self._unit * (root / shaped)[:, None]
         self._matrix = keep * self._matrix + z.T @ z
         self._vector = keep * self._vector + (root * ratio) @ z
-        solved = np.linalg.solve(self._matrix + self._ties, self._vector + self._ties @ self._prior)
+        given = self._matrix + self._ties, self._vector + self._ties @ self._prior
+        solved = np.asarray(np.linalg.solve(*given), dtype=np.float64)
         low, high, above = SPAN
         self._shape = bounded(solved, low * self._prior, high * self._prior + above) * self._unit
-        self.cost = self.fitted.with_coefficients(level * self._shape)
+        self.cost = self.fitted.with_coefficients((level * self._shape).tolist())
 
     def refit(self) -> bool:
         """Fit again to recent calls and keep the new fit if it is much better; the old fit covers all other calls.

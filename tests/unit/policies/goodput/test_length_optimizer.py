@@ -52,7 +52,7 @@ def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[D
 
 def best(steps: DraftLevels, given: StepLimits) -> LengthChoice:
     """The choice in the only menu."""
-    found, *others = allocate(menus(steps), [given])
+    found, *others = allocate(menus(steps), given)
     assert not others
     return found
 
@@ -125,10 +125,9 @@ def test_the_choice_in_a_menu_does_not_depend_on_other_menus(
     alone = [problem(alphas, replace(on, tree=tree), overlap=overlap) for tree in (False, True)]
     width = max(steps.gains.shape[1] for steps, _ in alone)
     longest = max((given_ for _, given_ in alone), key=lambda given_: len(given_.verified))
-    limits = [replace(longest, verified=longest.verified[: len(each.verified)]) for _, each in alone]
-    together = allocate(menus(*[padded(steps, width) for steps, _ in alone]), limits)
-    for found, (steps, _), given_ in zip(together, alone, limits, strict=True):
-        expected = best(steps, given_)
+    together = allocate(menus(*[padded(steps, width) for steps, _ in alone]), longest)
+    for found, (steps, own) in zip(together, alone, strict=True):
+        expected = best(steps, replace(longest, verified=longest.verified[: len(own.verified)]))
         assert counts(found) == counts(expected)
         assert (found.tokens, found.seconds) == (expected.tokens, expected.seconds)
 

@@ -27,7 +27,8 @@ def test_cheap_deep_drafts_do_not_extend_the_list_of_trees() -> None:
     cost.correction = DeepIsCheap()
     problem = LengthProblem([shapes], StepCosts(cost))
     for rate in (0.0, 0.05, 0.3, 0.7, 1.0):
-        for solve in (problem.uniform, problem.per_sequence):
-            choice, budgets = solve(np.full(4, rate), problem.costs.inputs(BatchState(sequences(4)), [200] * 4, None))
+        for per_sequence in (False, True):
+            inputs = problem.costs.inputs(BatchState(sequences(4)), [200] * 4, None)
+            choice, budgets = problem.solve(np.full(4, rate), inputs, per_sequence)
             budgets_of = shapes.budgets[int(grid_rows(np.array([rate]))[0])]
             assert [budgets_of[count] for count in choice.counts] == budgets
