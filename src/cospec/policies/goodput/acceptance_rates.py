@@ -23,7 +23,9 @@ SHRINK = 16.0  # fits the rates of the zoo's texts: halves of a text deviate by 
 DECAY, DECAY_ALL = 0.97, 0.99  # of a sequence's counts and of the overall counts, per step with verified tokens
 IDLE_DECAY, IDLE_DECAY_ALL = 0.995, 0.998  # the same per step without verified tokens
 FORGET_AFTER = 4096  # steps after which a count has vanished; aborted sequences are not reported
-IDLE_DECAYS = np.array([IDLE_DECAY**steps for steps in range(2 * FORGET_AFTER)])
+
+Outcome = tuple[str, int, bool]
+"""A sequence, the accepted levels of its draft, and whether the next level was rejected."""
 
 
 class AcceptanceRates:
@@ -47,7 +49,8 @@ class AcceptanceRates:
 
     def rates(self, ids: Sequence[str]) -> Floats:
         """Return the rates of the sequences, ``[n]``."""
-        return self._rates_at(ids, range(self._step, self._step + 1))[:, 0]
+        overall = self.overall
+        return np.array([self._rate(id, overall) for id in ids], dtype=np.float64)
 
     def observe(self, steps: Sequence[tuple[Sequence[Commit], Mapping[str, DraftBudget]]]) -> None:
         """Count the verified tokens of steps, each with the budgets of its drafts.
@@ -56,11 +59,15 @@ class AcceptanceRates:
         """
         found: dict[str, list[float]] = {}  # accepted, rejected, steps
         ended: list[str] = []
-        fates: dict[Fate, list[float]] = {}  # drafts, and the sum of their rates
-        by_level = self.levels.active
-        rates = self._rates_over(steps) if by_level else {}
-        for place, (commits, given) in enumerate(steps):
-            self._step += 1
+        runs: list[tuple[dict[Outcome, int], Mapping[str, DraftBudget]]] = []  # of steps with the same budgets
+        overall, by_level, latest = self.overall, self.levels.active, None
+        outcomes: dict[Outcome, int] = {}
+        widths: dict[str, tuple[int, ...]] = {}
+        for commits, given in steps:
+            if given is not latest:
+                latest, outcomes = given, {}
+                widths = {id: budget.widths for id, budget in given.items() if budget.widths}
+                runs.append((outcomes, given))
             accepted = rejected = 0.0
             verified = False
             for commit in commits:
@@ -72,35 +79,44 @@ class AcceptanceRates:
                 verified = True
                 kept: float = len(commit.path)
                 lost: float = commit.rejected
-                budget = given.get(id)
-                widths = () if budget is None else budget.widths
                 if by_level:
-                    key = widths, len(commit.path), commit.rejected
-                    fate = fates.get(key)
-                    if fate is None:
-                        fate = fates[key] = [0.0, 0.0]
-                    fate[0] += 1
-                    fate[1] += rates[id][place]
+                    outcome = id, len(commit.path), commit.rejected
+                    outcomes[outcome] = outcomes.get(outcome, 0) + 1
                     if commit.ranks:
                         later = sum([rank > 0 for rank in commit.ranks])  # accepted after a wrong first sibling
                         kept, lost = kept - later, lost + later
-                elif widths:
-                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
+                elif id in widths:
+                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths[id])
                 accepted += kept
                 rejected += lost
                 counts = found.get(id)
                 if counts is None:
-                    counts = found[id] = [0.0, 0.0, 0]
-                counts[0] = counts[0] * DECAY + kept
-                counts[1] = counts[1] * DECAY + lost
-                counts[2] += 1
+                    found[id] = [kept, lost, 1]
+                else:
+                    counts[0] = counts[0] * DECAY + kept
+                    counts[1] = counts[1] * DECAY + lost
+                    counts[2] += 1
             decay = DECAY_ALL if verified else IDLE_DECAY_ALL
             self._accepted = self._accepted * decay + accepted
             self._rejected = self._rejected * decay + rejected
-        if fates:
-            self.levels.observe(fates, len(steps))
+        if by_level and found:
+            self.levels.observe(self._fates(runs, overall), len(steps))
+        self._step += len(steps)
         self._merge(found)
         self._forget(ended)
+
+    def _fates(
+        self, runs: Sequence[tuple[Mapping[Outcome, int], Mapping[str, DraftBudget]]], overall: float
+    ) -> Mapping[Fate, Sequence[float]]:
+        """Return the number of drafts and the sum of their rates before the steps, by fate."""
+        found: dict[Fate, list[float]] = {}
+        for outcomes, given in runs:
+            for (id, kept, rejected), number in outcomes.items():
+                widths = given[id].widths if id in given else ()
+                fate = found.setdefault((widths, kept, rejected), [0.0, 0.0])
+                fate[0] += number
+                fate[1] += number * self._rate(id, overall)
+        return found
 
     def _forget(self, ended: Sequence[str]) -> None:
         """Drop the counts of sequences that ended, and now and then counts that have vanished."""
@@ -117,21 +133,11 @@ class AcceptanceRates:
             decay = DECAY**verified * IDLE_DECAY ** max(0.0, self._step - before[2] - verified)
             self._counts[id] = before[0] * decay + accepted, before[1] * decay + rejected, self._step
 
-    def _rates_over(self, steps: Sequence[tuple[Sequence[Commit], object]]) -> dict[str, list[float]]:
-        """Return the rates of the sequences of the next steps, in each of the steps."""
-        ids = list({commit.id for commits, _ in steps for commit in commits})
-        rates = self._rates_at(ids, range(self._step + 1, self._step + 1 + len(steps)))
-        return dict(zip(ids, rates.tolist(), strict=True))
-
-    def _rates_at(self, ids: Sequence[str], steps: range) -> Floats:
-        """Return the rates of the sequences at ``steps``, ``[n, S]``, from the stored counts."""
-        unknown = 0.0, 0.0, self._step
-        counts = np.array([self._counts.get(id, unknown) for id in ids], dtype=np.float64).reshape(-1, 3)
-        ages = np.arange(steps.start, steps.stop) - counts[:, 2:].astype(np.int64)
-        decay = IDLE_DECAYS[np.minimum(ages, len(IDLE_DECAYS) - 1)]
-        accepted, rejected = counts[:, :1] * decay, counts[:, 1:2] * decay
-        found: Floats = (accepted + SHRINK * self.overall) / (accepted + rejected + SHRINK)
-        return found
+    def _rate(self, id: str, overall: float) -> float:
+        """Return the rate of a sequence from its stored counts, given the rate of all."""
+        accepted, rejected, step = self._counts.get(id, (0.0, 0.0, self._step))
+        decay = IDLE_DECAY ** (self._step - step)
+        return float((accepted * decay + SHRINK * overall) / ((accepted + rejected) * decay + SHRINK))
 
     def _per_token(self, levels: int, failed: bool, widths: Sequence[int]) -> tuple[float, float]:
         """Convert the verified levels of a tree to accepted and rejected tokens.

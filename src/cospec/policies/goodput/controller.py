@@ -110,6 +110,7 @@ class Goodput(Policy):
         self._ids: list[str] = []  # of these
         self._decision = Decision()
         self._interruption: Interruption | None = None
+        self._assigned = self._decision.assigned  # of the latest plan
 
     @classmethod
     def build(cls, options: GoodputOptions, context: PolicyContext) -> Goodput:
@@ -123,20 +124,17 @@ class Goodput(Policy):
         if load.ready != self._ready:
             self._ready, self._ids = list(load.ready), [sequence.request.id for sequence in load.ready]
         ids = self._ids
-        passed = self._observed.advance()
-        self._step += passed
-        self.draft_caches.tick(passed)
+        self._step += self._observed.advance()
         if self._interruption is not None and self._interruption.ends <= self._step:
             self._interruption = None
         changed = ids is not self._decision.assigned.ids and ids != self._decision.assigned.ids
         resized = changed and self._decision.resized(len(ids))
         unforeseen = resized and len(ids) not in self._decision.by_count
-        turns = self.batch.turns(len(ids))  # so much rarer are a sequence's drafts, from which a review learns
-        late = self._observed.seconds >= turns * REVIEW_SECONDS or self._observed.steps >= turns * self._wait
-        if unforeseen or late:
+        if unforeseen or self._is_late(len(ids)):
             self._review(ids, load, changed)
         elif changed:
             self._carry_over(ids, load, resized)
+        self._assigned = (self._interruption or self._decision).assigned
         return self.batch.taken(ids, self._assigned.budgets)
 
     @property
@@ -183,11 +181,6 @@ class Goodput(Policy):
         """The problem with the shapes of the latest decision."""
         return self._shapes.problem
 
-    @property
-    def _assigned(self) -> Assignment:
-        """The assignment of the latest plan."""
-        return (self._interruption or self._decision).assigned
-
     def _learn_rates(self) -> None:
         """Pass stored steps to the acceptance rates, draft caches and costs."""
         steps = self._observed.take()
@@ -208,6 +201,14 @@ class Goodput(Policy):
             self._decide(ids, load)
         stable = changed or self._decision.drafts_for == before.drafts_for
         self._wait = steps_to_next_review(self._wait, stable, self._decision.drafts_for)
+
+    def _is_late(self, count: int) -> bool:
+        """Whether a review of ``count`` sequences is due; turns make drafts, from which a review learns, rarer."""
+        seconds, steps = self._observed.seconds, self._observed.steps
+        if seconds < REVIEW_SECONDS and steps < self._wait:
+            return False
+        turns = self.batch.turns(count)
+        return seconds >= turns * REVIEW_SECONDS or steps >= turns * self._wait
 
     def _is_old(self, load: BatchState) -> bool:
         decision = self._decision
@@ -286,7 +287,7 @@ class Goodput(Policy):
         """Record the budgets from now on; returned budgets may release draft caches."""
         if self.context.capabilities.costless:
             return budgets
-        return self.draft_caches.settle(ids, budgets)
+        return self.draft_caches.settle(ids, budgets, self._step)
 
     def _explore(
         self, rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], inputs: LengthInputs, load: BatchState

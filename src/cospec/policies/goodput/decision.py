@@ -89,8 +89,8 @@ class Decision:
         """True: the optimizer drafts for all requests. False: for none. None: for some."""
         if self.choice is None:
             return False
-        drafted = self.choice.counts > 0
-        return None if drafted.any() and not drafted.all() else bool(drafted.any())
+        drafted = {count > 0 for count in self.choice.counts.tolist()}
+        return drafted.pop() if len(drafted) == 1 else None
 
     @property
     def drafts(self) -> bool:

@@ -37,21 +37,19 @@ class DraftCacheRelease:
     def __init__(self, release_above: float) -> None:
         self._above = release_above
         self._all: dict[str, _CacheEntry] = {}
-        self._step = self._swept = 0
+        self._swept = 0  # step of the latest search for forgotten sequences
 
     @property
     def tracked(self) -> int:
         """Number of tracked sequences."""
         return len(self._all)
 
-    def tick(self, steps: int = 1) -> None:
-        """Advance the clock by steps with the latest budgets."""
-        self._step += steps
-
     def backlog(self, sequences: Sequence[RequestState], lengths: Sequence[int]) -> Floats:
         """Return the tokens to feed before each sequence can be drafted for, ``[n]``, as far as charged to this
         step."""
         unseen = self.unseen(sequences).tolist()
+        if max(unseen, default=0) <= NORMAL_LAG:
+            return np.zeros(len(unseen))
         return np.array([_backlog(*each) for each in zip(sequences, lengths, unseen, strict=True)])
 
     def backlog_of_new_request(self, sequences: Sequence[RequestState]) -> float:
@@ -61,41 +59,41 @@ class DraftCacheRelease:
 
     def unseen(self, sequences: Sequence[RequestState]) -> Ints:
         """Return the tokens of each sequence that the drafter has not been fed, ``[n]``."""
-        fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
+        entries = [self._all.get(s.request.id) for s in sequences]
+        fed = [0 if entry is None else entry.fed for entry in entries]
         return np.array([len(s.tokens) - n for s, n in zip(sequences, fed, strict=True)], dtype=np.int64)
 
-    def settle(self, ids: Sequence[str], budgets: Sequence[DraftBudget]) -> list[DraftBudget]:
-        """Record the budgets from now on; budgets of evicted sequences have ``release`` set."""
+    def settle(self, ids: Sequence[str], budgets: Sequence[DraftBudget], step: int) -> list[DraftBudget]:
+        """Record the budgets from ``step`` on; budgets of evicted sequences have ``release`` set."""
         found = list(budgets)
         for place, id in enumerate(ids):
             entry = self._all.get(id)
             if entry is None:
-                entry = self._all[id] = _CacheEntry(step=self._step)
-            weight = DECAY ** (self._step - entry.step)
+                entry = self._all[id] = _CacheEntry(step=step)
+            weight = DECAY ** (step - entry.step)
             entry.idle = entry.idle * weight + (0.0 if entry.drafted else 1.0 - weight)
-            entry.step, entry.drafted = self._step, found[place].depth > 0
+            entry.step, entry.drafted = step, found[place].depth > 0
             if not entry.drafted and entry.fed and entry.idle > self._above:
                 entry.fed = 0
                 found[place] = replace(found[place], release=True)
-        if self._step - self._swept >= FORGET_AFTER:
-            self._swept = self._step
-            self._all = {id: entry for id, entry in self._all.items() if self._step - entry.step < FORGET_AFTER}
+        if step - self._swept >= FORGET_AFTER:
+            self._swept = step
+            self._all = {id: entry for id, entry in self._all.items() if step - entry.step < FORGET_AFTER}
         return found
 
     def observe(self, commits: Sequence[Commit]) -> int:
         """Record what a step fed to the drafter; returns the tokens of sequences that lagged far."""
         many = 0
         for commit in commits:
-            if not commit.drafted and commit.finish is None:
-                continue
-            entry = self._all.get(commit.id)
-            if entry is not None:
-                if commit.drafted:
+            if commit.drafted:
+                entry = self._all.get(commit.id)
+                if entry is not None:
                     unseen = commit.base_len - entry.fed
-                    many += unseen if unseen > NORMAL_LAG else 0
+                    if unseen > NORMAL_LAG:
+                        many += unseen
                     entry.fed = commit.base_len + len(commit.path)
-                if commit.finish is not None:
-                    del self._all[commit.id]
+            if commit.finish is not None:
+                self._all.pop(commit.id, None)
         return many
 
 

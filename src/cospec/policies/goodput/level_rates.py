@@ -47,6 +47,7 @@ class LevelRates:
         self._by_level, self._by_width = by_level, by_width
         self._counts = np.zeros((3, LEVELS, WIDEST))  # accepted, verified, expected to be accepted
         self._read = np.zeros((LEVELS, WIDEST))  # log-odds of the latest ``acceptance``
+        self.moved = False  # ``acceptance`` would differ much from its latest result
 
     def observe(self, fates: Mapping[Fate, Sequence[float]], steps: int) -> None:
         """Count verified levels of ``steps`` steps.
@@ -54,27 +55,27 @@ class LevelRates:
         Args:
             fates: by fate, the number of drafts and the sum of their requests' acceptance rates.
         """
-        self._counts *= DECAY**steps
+        accepted, verified, expected = ([0.0] * (LEVELS * WIDEST) for _ in range(3))
         for (widths, kept, rejected), (number, rates) in fates.items():
             if widths and not self._by_width:
                 continue
-            expected = number * independent(np.array([rates / number]))[0]
+            missed = 1.0 - rates / number
             for level in range(kept + rejected):
                 width = min(widths[level], WIDEST) if level < len(widths) else 1
-                cell = self._counts[:, min(level, LEVELS - 1), width - 1]
-                cell += number * (level < kept), number, expected[width - 1]
+                cell = min(level, LEVELS - 1) * WIDEST + width - 1
+                verified[cell] += number
+                expected[cell] += number * (1.0 - missed**width)
+                if level < kept:
+                    accepted[cell] += number
+        new = np.array([accepted, verified, expected]).reshape(self._counts.shape)
+        self._counts = DECAY**steps * self._counts + new
+        weights, change = self._counts[1], (self._shifts() - self._read) ** 2
+        self.moved = bool((weights * change).sum() > MOVED**2 * max(weights.sum(), WEIGHT))
 
     def acceptance(self, rates: Floats) -> Floats:
         """Return the acceptance of levels after accepted levels, ``[n, LEVELS, WIDEST]``, at rates ``[n]``."""
-        self._read = self._shifts()
+        self._read, self.moved = self._shifts(), False
         return _chance(_odds(independent(rates))[:, None] + self._read)
-
-    @property
-    def moved(self) -> bool:
-        """Whether ``acceptance`` would differ much from its latest result."""
-        weights = self._counts[1]
-        change = (self._shifts() - self._read) ** 2
-        return bool((weights * change).sum() > MOVED**2 * max(weights.sum(), WEIGHT))
 
     def _shifts(self) -> Floats:
         """Return the log-odds, ``[LEVELS, WIDEST]``."""

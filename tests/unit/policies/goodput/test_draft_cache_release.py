@@ -23,8 +23,7 @@ def test_finished_sequences_are_forgotten() -> None:
 def test_aborted_requests_are_forgotten() -> None:
     draft_caches = DraftCacheRelease(0.9)
     for n in range(3 * FORGET_AFTER):
-        draft_caches.tick()
-        draft_caches.settle([f"aborted {n}", "goes on"], [DraftBudget(2, 2)] * 2)
+        draft_caches.settle([f"aborted {n}", "goes on"], [DraftBudget(2, 2)] * 2, n + 1)
     assert draft_caches.tracked <= 2 * FORGET_AFTER
     draft_caches.observe([Commit("goes on", 8, (1, 1), (0,), 8, 2)])
     assert draft_caches.unseen([RequestState(Request("goes on", (1,) * 8, SamplingParams(), 0), [1] * 9)]) == [0], (
