@@ -110,12 +110,13 @@ class AcceptanceRates:
     ) -> Mapping[Fate, Sequence[float]]:
         """Return the number of drafts and the sum of their rates before the steps, by fate."""
         found: dict[Fate, list[float]] = {}
+        rates = {id: self._rate(id, overall) for id in {id for outcomes, _ in runs for id, _, _ in outcomes}}
         for outcomes, given in runs:
             for (id, kept, rejected), number in outcomes.items():
                 widths = given[id].widths if id in given else ()
                 fate = found.setdefault((widths, kept, rejected), [0.0, 0.0])
                 fate[0] += number
-                fate[1] += number * self._rate(id, overall)
+                fate[1] += number * rates[id]
         return found
 
     def _forget(self, ended: Sequence[str]) -> None:

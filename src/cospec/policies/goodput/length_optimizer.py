@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TINY = 1e-12  # seconds; a level without cost has a finite value
+SAME = 1e-6  # relative difference of equal costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class StepLimits:
 def allocate(steps: DraftLevels, given: StepLimits) -> list[LengthChoice]:
     """Return the best counts in each menu, with at most ``len(verified) - 1`` draft tokens in all (Γ_max).
 
-    If costs differ between sequences, the order by gain alone is tried as well. Before a jump of the target's cost, or
-    at Γ_max, room is scarce and not time.
+    If a token's cost differs between sequences, the order by gain alone is tried as well. Before a jump of the target's
+    cost, or at Γ_max, room is scarce and not time.
 
     Args:
         given: of all menus.
@@ -114,13 +115,21 @@ def allocate(steps: DraftLevels, given: StepLimits) -> list[LengthChoice]:
     floor = nothing.goodput if lowest >= first and not given.overlap else 0.0
     counts = (values > floor).sum(axis=1)
     found = _cut(steps, given, (-values).argsort(axis=1, kind="stable"), counts)
-    differ = (steps.costs != steps.costs[:, :1]).any(axis=(1, 2)) if n > 1 else np.zeros(menus, np.bool_)
+    differ = _differ(steps)
     if differ.any():
         gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=2).reshape(menus, n * width)
         order = (-gains).argsort(axis=1, kind="stable")
         alone = _cut(steps, given, order, differ * (n * width))
         found = [max(both, key=lambda choice: choice.goodput) for both in zip(found, alone, strict=True)]
     return found
+
+
+def _differ(steps: DraftLevels) -> npt.NDArray[np.bool_]:
+    """Return whether the cost of a token at some level differs between sequences, ``[M]``."""
+    if steps.gains.shape[1] == 1:
+        return np.zeros(len(steps.gains), np.bool_)
+    prices = steps.costs / steps.sizes
+    return np.asarray((abs(prices - prices[:, :1]) > SAME * prices[:, :1]).any(axis=(1, 2)))
 
 
 def _cut(steps: DraftLevels, given: StepLimits, order: Ints, counts: Ints) -> list[LengthChoice]:

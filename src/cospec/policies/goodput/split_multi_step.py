@@ -56,28 +56,27 @@ class ObservedSteps:
 
     def __init__(self) -> None:
         self._calls: list[Step] = []
+        self._several = False  # a stored call has several steps
         self.steps, self.seconds = 0, 0.0
         self._latest = 1
 
     def add(self, stats: StepStats, commits: Sequence[Commit], budgets: Mapping[str, DraftBudget]) -> int:
         """Store a call; returns the number of stored calls."""
         self._calls.append((stats, commits, budgets))
-        self._latest = stats.times.steps
-        self.steps += self._latest
+        self._latest = steps = stats.times.steps
+        if steps > 1:
+            self._several = True
+        self.steps += steps
         self.seconds += stats.total
         return len(self._calls)
 
     def take(self) -> list[Step]:
         """Return all steps of the stored calls, and clear the store."""
         calls, self._calls = self._calls, []
-        steps: list[Step] = []
-        for call in calls:
-            stats, commits, budgets = call
-            if stats.times.steps == 1:
-                steps.append(call)
-            else:
-                steps += [(*step, budgets) for step in split_steps(stats, commits)]
-        return steps
+        if not self._several:
+            return calls
+        self._several = False
+        return [(*step, budgets) for stats, commits, budgets in calls for step in split_steps(stats, commits)]
 
     def advance(self) -> int:
         """Return the steps of the latest call; 1 if no call was added since the last ``advance``."""

@@ -52,7 +52,7 @@ class StepStore:
         scoring = 0.0 if fed else times.scoring
         self._values += (
             stats.context_tokens, stats.batched_tokens, sequences, stats.depth, stats.proposed,
-            stats.drafts or sequences, times.draft - scoring, times.target, stats.working - scoring,
+            stats.drafts or sequences, times.draft - scoring, times.target, stats.total - stats.planning - scoring,
             fed, members, scoring,
         )  # fmt: skip
 
