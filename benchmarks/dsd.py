@@ -35,6 +35,7 @@ from benchmarks import slow_stage
 from benchmarks.common import write
 from benchmarks.netns import address, inside
 from benchmarks.papers.dsd_nodes import ALPHA, WINDOW
+from benchmarks.papers.dsd_pipeline import Nodes, kept
 from cospec import SamplingParams
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
@@ -61,57 +62,13 @@ class Times:
 
     Attributes:
         token: seconds per token, all requests together.
-        kept: tokens per step, all requests together.
         rounds: traversals per token, all requests together.
         depth: tokens drafted per step.
     """
 
     token: float
-    kept: float
     rounds: float
     depth: float
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """A pipeline and its figures without delays.
-
-    Attributes:
-        t0: seconds of a one-token step.
-        window: seconds of a step that verifies ``WINDOW`` draft tokens, without the draft.
-        draft: seconds per draft token.
-        links: that a window crosses: between nodes, and back to the engine where that link is slow too.
-    """
-
-    count: int
-    t0: float
-    window: float
-    draft: float
-    links: int
-
-    def crossing(self, t1: float) -> float:
-        """Seconds on the links of one traversal."""
-        return self.links * t1
-
-    def equations(self, t1: float, kept: float) -> dict[str, float]:
-        """Return predicted seconds per token, and speed-ups.
-
-        Args:
-            t1: seconds of a link.
-            kept: tokens per round, k in the paper.
-        """
-        crossing = self.crossing(t1)
-        plain = self.t0 + crossing
-        rate = kept / (WINDOW + 1)
-        corrected = (self.window + WINDOW * self.draft + crossing) / kept
-        return {
-            "plain_eq3": plain,
-            "window_eq4": self.t0 + crossing / kept,
-            "window_corrected": corrected,
-            "saved_eq5": crossing * (kept - 1) / (kept * plain),
-            "speed_eq9": plain / (self.t0 / rate + crossing / kept),
-            "speed_corrected": plain / corrected,
-        }
 
 
 def write_model(folder: Path, hidden: int, vocab_size: int = VOCAB) -> None:
@@ -192,7 +149,7 @@ class Pipeline:
         made = sum(written.values()) - after
         rounds = found.steps - before.steps
         drafted = sum(found.draft_tokens.values()) - sum(before.draft_tokens.values())
-        return Times(seconds / made, made / rounds, rounds / made, drafted / rounds)
+        return Times(seconds / made, rounds / made, drafted / rounds)
 
 
 def _with_in_flight(model: ShardedModel, count: int) -> ShardedModel:
@@ -228,7 +185,7 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
         plain, window = pipeline.measure("off"), pipeline.measure("fixed")
         t0 = plain.token
         links = count if given.namespaces else count - 1
-        nodes = Nodes(count, t0, window.token * window.kept, DRAFT_SHARE * t0, links)
+        nodes = Nodes(count, t0, window.token / window.rounds, DRAFT_SHARE * t0, links)
         if not given.namespaces:
             delays = [ratio * t0 / count for ratio in given.ratios]
             return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, t1, delays) for t1 in delays]}
@@ -246,7 +203,7 @@ def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[
         "ratio": round(t1 * nodes.count / nodes.t0, 3),
         "t1": t1,
         "measured": {name: asdict(times) for name, times in alone.items()},
-        "predicted": nodes.equations(t1, alone["fixed"].kept),
+        "predicted": nodes.equations(t1, kept(asdict(alone["fixed"]))),
     }
     if t1 in (delays[0], delays[-1]):
         row["ahead"] = {str(length): measure_ahead(pipeline, length) for length in AHEAD}

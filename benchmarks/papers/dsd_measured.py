@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 
 from benchmarks.papers.common import How, Row, Section
+from benchmarks.papers.dsd_pipeline import Nodes, kept
 from benchmarks.papers.sources import Found, Results, Source
 
 NODES, RATIOS = (2, 4, 8), (0.0, 1.0, 3.0, 10.0)
@@ -36,13 +37,17 @@ def section(results: Results) -> Section:
         "Equations 3, 4 and 9: emulated over processes",
         tuple(rows),
         "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
-        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. Tokens are "
-        "right with probability 0.764; 40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. A node takes as "
-        "long for a window as for one token, which equation 9 denies. One window in flight carries all requests, and "
-        "a node takes as long for all as for one. So windows in flight have little to gain here; the rest is chance "
-        "in the acceptance. A traversal commits the *kept* tokens; *drafted* tokens were proposed for it. t₀ is the "
-        "time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. The "
-        "paper's table 2 has links of 100 Gbit/s and prints no delays, so no row is of its kind.",
+        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. The equations "
+        "take the tokens a traversal of the same run, and times of the same pipeline without links. So an error says "
+        "what processes, messages and links add, and nothing of acceptance. The time of a window is a mean over two "
+        "runs, so it may be some percent too long. Tokens are right with probability 0.764; "
+        "40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. Tokens a traversal are all tokens over all "
+        "traversals. A node takes as long for a window as for one token, which equation 9 denies. One window in "
+        "flight carries all requests, and a node takes as long for all as for one. So windows in flight have little "
+        "to gain here; most of the rest follows from the shares in brackets, which are chance. A traversal commits the "
+        "*kept* tokens; *drafted* tokens were proposed for it. t₀ is the time of the whole pipeline, so t₀ / N is that "
+        "of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and prints no "
+        "delays, so no row is of its kind.",
     )
 
 
@@ -52,7 +57,7 @@ def relay(results: Results) -> Section:
     return Section(
         "Equations 3, 4 and 9: emulated over links between network namespaces",
         tuple(
-            results.row(f"{what}, N = 4", "", RELAY, lambda found, of=of: of(only(found))) for what, of in kinds.items()
+            results.row(f"{what}, N = 4", "", RELAY, lambda found, of=of: of(*only(found))) for what, of in kinds.items()
         ),
         "Each node is a process in a network namespace. A relay of packets gives each link 15 ms and up to 10 ms of "
         "jitter; the result returns over such a link too. So a traversal crosses four links, of 20 ms in the mean. "
@@ -61,20 +66,27 @@ def relay(results: Results) -> Section:
     )
 
 
-def only(found: Found) -> Found:
+def only(found: Found) -> tuple[Nodes, Found]:
     """The one pipeline at its one delay."""
-    return dict(found["pipelines"][0]["rows"][0])
+    (pipeline,) = found["pipelines"]
+    return Nodes.stored(pipeline["nodes"]), pipeline["rows"][0]
 
 
 def times(found: Found, count: int, ratio: float) -> str:
     """``times_of`` a pipeline at a delay."""
-    return times_of(point(found, count, ratio))
+    return times_of(*point(found, count, ratio))
 
 
-def times_of(row: Found) -> str:
+def predicted(nodes: Nodes, row: Found) -> dict[str, float]:
+    """The equations at a delay, with the tokens that a traversal kept there."""
+    return nodes.equations(row["t1"], kept(row["measured"]["fixed"]))
+
+
+def times_of(nodes: Nodes, row: Found) -> str:
     """Milliseconds of one token per traversal and of windows, with the errors of equation 3 and the corrected one."""
     plain, window = (row["measured"][name]["token"] for name in ("off", "fixed"))
-    first, second = row["predicted"]["plain_eq3"], row["predicted"]["window_corrected"]
+    said = predicted(nodes, row)
+    first, second = said["plain_eq3"], said["window_corrected"]
     return (
         f"{plain * 1e3:.1f} ms plain ({off_by(plain / first)} equation 3), "
         f"{window * 1e3:.1f} ms with windows ({off_by(window / second)} the corrected equation 4)"
@@ -88,16 +100,16 @@ def off_by(ratio: float) -> str:
 
 def speed(found: Found, count: int, ratio: float) -> str:
     """``speed_of`` a pipeline at a delay."""
-    return speed_of(point(found, count, ratio))
+    return speed_of(*point(found, count, ratio))
 
 
-def speed_of(row: Found) -> str:
+def speed_of(nodes: Nodes, row: Found) -> str:
     """Speedup of the window and of lengths by goodput, compared with equation 9."""
     plain, window, free = (row["measured"][name]["token"] for name in ("off", "fixed", "goodput"))
     return (
-        f"{plain / window:.2f}× ({row['predicted']['speed_eq9']:.2f}× by equation 9, "
-        f"{row['measured']['fixed']['kept']:.2f} tokens a traversal), {plain / free:.2f}× with lengths by goodput "
-        f"({row['measured']['goodput']['kept']:.2f} tokens)"
+        f"{plain / window:.2f}× ({predicted(nodes, row)['speed_eq9']:.2f}× by equation 9, "
+        f"{kept(row['measured']['fixed']):.2f} tokens a traversal), {plain / free:.2f}× with lengths by goodput "
+        f"({kept(row['measured']['goodput']):.2f} tokens)"
     )
 
 
@@ -107,19 +119,14 @@ def gain(found: Found, count: int, name: str) -> str:
         if pipeline["nodes"]["count"] == count:
             together = pipeline["rows"][-1]["together"]
             flying, other = together["windows in flight"], together[name]
-            share = f"kept over drafted {kept(flying)}"
+            share = f"kept over drafted {kept(flying) / flying['depth']:.2f}"
             if other["depth"]:
-                share += f", {kept(other)} with one in flight"
+                share += f", {kept(other) / other['depth']:.2f} with one in flight"
             return f"{other['token'] / flying['token']:.2f}× ({share})"
     raise KeyError(count)
 
 
-def kept(way: Found) -> str:
-    """Tokens that a traversal commits over the tokens that were drafted for it."""
-    return f"{way['kept'] / way['depth']:.2f}"
-
-
-def point(found: Found, count: int, ratio: float) -> Found:
+def point(found: Found, count: int, ratio: float) -> tuple[Nodes, Found]:
     """One pipeline at one delay.
 
     Raises:
@@ -128,5 +135,5 @@ def point(found: Found, count: int, ratio: float) -> Found:
     for pipeline in found["pipelines"]:
         for row in pipeline["rows"]:
             if (pipeline["nodes"]["count"], row["ratio"]) == (count, ratio):
-                return dict(row)
+                return Nodes.stored(pipeline["nodes"]), row
     raise KeyError(count, ratio)
