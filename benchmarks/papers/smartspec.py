@@ -79,6 +79,7 @@ def lengths(results: Results) -> Section:
             f"Best length at batch {batch}",
             "more than 4 at small batches" if batch <= 4 else "falls as the batch grows, to 0 at large batches",
             str(figures.best_length(batch)),
+            results.sentence(GRID, lambda found: near(Runs(found), figures.best_length(1))) if batch == 1 else "",
         )
         for batch in (1, 4, 16, 32, 64, 128, 256)
     ]
@@ -101,6 +102,12 @@ def lengths(results: Results) -> Section:
     )
 
 
+def near(runs: Runs, best: int) -> str:
+    """How much slower one token more is at batch 1, in the runs of the engine."""
+    own, longer = (runs.throughput(f"k={length}", 1.0) for length in (best, best + 1))
+    return f"{best + 1} has {longer / own - 1:+.1%} throughput in the rows below; the coefficients are assumed"
+
+
 def model(results: Results) -> Section:
     """Figures 7 and 13."""
     rows = [
@@ -113,7 +120,13 @@ def model(results: Results) -> Section:
         for place, who in enumerate(("target", "drafter"))
     ]
     rows.append(
-        results.row("Error of the simulated mean latency, same requests", "below 10%", FIDELITY, figures.fitted_error)
+        results.row(
+            "Error of the simulated mean latency, same requests",
+            "below 10% while the rate is below the service rate, over several lengths",
+            FIDELITY,
+            figures.fitted_error,
+            results.sentence(FIDELITY, one_length),
+        )
     )
     found = results.read(ZOO)
     for load in Runs(found).loads if found else (2.0,):
@@ -135,6 +148,11 @@ def model(results: Results) -> Section:
         "times, data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and "
         "no HTTP server.",
     )
+
+
+def one_length(found: Found) -> str:
+    """Which lengths the requests had."""
+    return "one length: {prompt} tokens in, {tokens} out".format_map(found["options"])
 
 
 def lookup(results: Results) -> Section:
@@ -164,17 +182,19 @@ def lookup(results: Results) -> Section:
 
 
 def lost_lengths(found: Found) -> str:
-    """Mean drafted tokens of goodput at the rates where a fixed length or none is faster; empty where none is."""
+    """Mean drafted tokens and acceptance lengths where a fixed length is faster than goodput; empty where none is."""
     runs, curves = Runs(found), simulated_curves(found)
     cells = []
     for load in sorted(curves.latency):
         ratio, best = curves.against_best(load)
-        if ratio > 1.01:
-            own = runs.at(curves.adaptive, load)["mean_k"]
+        if round(ratio, 2) > 1.0:
+            own, other = runs.at(curves.adaptive, load), runs.at(best, load)
+            lengths = " against ".join(f"{run['mean_acceptance_length']:.2f}" for run in (own, other))
             cells.append(
-                f"At {load:g}/s Mixtral's goodput drafts {own:.1f} tokens, and {best} is {ratio:.2f} times as fast."
+                f"At {load:g}/s Mixtral's goodput drafts {own['mean_k']:.1f} tokens, and {best} is {ratio:.2f} times "
+                f"as fast, with acceptance lengths of {lengths}."
             )
-    return paragraph(*cells)
+    return paragraph(*cells, "The reason was not measured.") if cells else ""
 
 
 def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
@@ -301,8 +321,9 @@ def expectations(results: Results) -> Section:
         ),
         results.computed(
             "Expected tokens of a chain of 5 at α = 0.7",
-            f"{tree_tokens(0.7, (1,) * 5):.2f} (equation 8)",
-            f"{figures.drawn_tokens(chance, 0.7, (1,) * 5):.2f} (drawn 200,000 times)",
+            f"{figures.printed_equation_8(0.7, 5):.2f} (equation 8)",
+            f"{tree_tokens(0.7, (1,) * 5):.2f}",
+            f"drawn 200,000 times: {figures.drawn_tokens(chance, 0.7, (1,) * 5):.2f}",
         ),
         results.computed(
             "α of drafts of 5 whose tokens are each right with 0.7",

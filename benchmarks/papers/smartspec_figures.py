@@ -116,6 +116,11 @@ def headed(row: Mapping[str, Any]) -> str:
     return f"{length}, {row['nodes']:.1f} nodes, {row['tokens_per_s']:.0f} tokens/s"
 
 
+def printed_equation_8(alpha: float, length: int) -> float:
+    """Equation 8 as the paper has it: expected tokens of a chain of ``length``, the target's token included."""
+    return (1.0 - alpha ** (length + 1)) / (1.0 - alpha)
+
+
 def printed_equation_10(alpha: float, widths: Sequence[int]) -> float:
     """Equation 10 as the paper has it."""
     total, reached = 0.0, 1.0
