@@ -5,6 +5,7 @@ Run ``python -m benchmarks.modules``; ``python -m benchmarks`` writes the page t
 
 from __future__ import annotations
 
+import argparse
 import ast
 from itertools import groupby
 from pathlib import Path
@@ -52,4 +53,5 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write()

@@ -5,6 +5,7 @@ Run ``python -m benchmarks.options_page``; ``python -m benchmarks`` writes the p
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Iterator
@@ -121,4 +122,5 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write()

@@ -7,6 +7,7 @@ Intervals are over the texts.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,25 +28,29 @@ BLENDS: dict[str, dict[float, Mapping[str, Any]]] = {
     "lambda": {weight: {"method": "weighted", "lambda": weight} for weight in WEIGHTS},
     "mu": {mu: {"method": "contrastive", "mu": mu} for mu in CONTRASTS},
 }
-PER_DOMAIN, LONGEST = 8, 64
+LONGEST = 64
 
 
 def main() -> None:
     """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=int, default=8, help="of each domain")
+    parser.add_argument("--name", default="quality", help="of the file of results")
+    options = parser.parse_args()
     llm = LLM("zoo", {"method": "off"})
     rows = []
     for name, second in SECOND.items():
         models = llm.engine.parts.model, load_model(second)
         for domain in DOMAINS:
-            rows += [{"models": name, **row} for row in measure(llm, models, domain)]
+            rows += [{"models": name, **row} for row in measure(llm, models, domain, options.answers)]
             print(rows[-1], flush=True)
-    print("written to", write("quality", {"per_domain": PER_DOMAIN, "rows": rows}))
+    print("written to", write(options.name, {"per_domain": options.answers, "rows": rows}))
 
 
-def measure(llm: LLM, models: Sequence[Model], domain: str) -> list[dict[str, Any]]:
+def measure(llm: LLM, models: Sequence[Model], domain: str, per_domain: int) -> list[dict[str, Any]]:
     """Return nats per token of the answers of a domain under every blend of two models, each with a 95% interval."""
     lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
-    given = [json.loads(line) for line in lines[:PER_DOMAIN]]
+    given = [json.loads(line) for line in lines[:per_domain]]
     texts = [(llm.encode(row["turns"][0]), llm.encode(row["reference"])[:LONGEST]) for row in given]
     answers = [read_answers(models, [text]) for text in texts]
     found = []

@@ -112,7 +112,8 @@ def offline(results: Results) -> Section:
         tuple(rows),
         "Domains are mixed, decoding is greedy. In the paper drafters have GPUs of their own and work ahead. Here "
         "drafters and target share two cores and take turns. SpecInfer is trees of all drafters. Each pool has four "
-        "model drafters and prompt lookup. Routing is `hedge` (arXiv 2510.20064); `explore` is CoSine's own routing. "
+        "model drafters and prompt lookup. Here the models go on from the fused token at every step, as the paper's "
+        "do; prompt lookup gives whole drafts. Routing is `hedge` (arXiv 2510.20064); `explore` is CoSine's own. "
         f"Trees have at most eight tokens. {results.sentence(POOL, sizes)}",
     )
 
@@ -150,7 +151,7 @@ def ablation(results: Results) -> Section:
         "Ablation and second figure 6: on two shared cores",
         tuple(rows),
         "Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch 8. The drafters are models, "
-        "without prompt lookup. No routing asks all drafters. No fusion merges the drafts as trees; on nodes, above, "
+        "without prompt lookup, and fuse token by token. No routing asks all drafters. No fusion merges the drafts as trees; on nodes, above, "
         "no fusion is one drafter per request. The paper's first part is the whole cooperative generation, which is "
         "more than routing.",
     )

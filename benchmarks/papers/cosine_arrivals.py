@@ -17,6 +17,7 @@ WITHOUT = {  # variants, and what each is a part of
     "without pipelining": FUSED,
     "without adaptive participation": "cosine",
 }
+PAPERS = {"price of a million tokens": "table 3, a picture without numbers"}
 FIGURES: dict[str, Callable[[Runs, str], str]] = {
     "throughput in tokens/s": lambda runs, name: f"{runs.throughput(name):.0f}",
     "acceptance length": lambda runs, name: f"{runs.at(name)['mean_acceptance_length']:.2f}",
@@ -38,7 +39,7 @@ def systems(results: Results) -> Section:
         rows += [
             results.row(
                 f"{mode}: {figure}",
-                "",
+                PAPERS.get(figure, ""),
                 source,
                 lambda found, pick=pick: ", ".join(f"{words} {pick(Runs(found), n)}" for n, words in WORDS.items()),
             )
@@ -56,7 +57,7 @@ def systems(results: Results) -> Section:
     return Section(
         "Figure 7 and table 3: throughput, acceptance, idle time and price by mode of arrival",
         tuple(rows),
-        "The scenarios are those of figure 7. The target is idle while it computes no forward, which includes the "
+        "The scenarios are those of figure 7; the paper's table 3 is of online serving too. The target is idle while it computes no forward, which includes the "
         "engine's own time and times without a request; the drafters' share is the mean over their nodes. Prices per "
         "hour are assumed: 6 for the target, 0.15 for each drafter. At low arrivals all systems keep up with the "
         "requests, so throughput and price say how soon the last requests end. The parts of a throughput multiply to "
@@ -80,7 +81,9 @@ def ablation(results: Results) -> Section:
         "Ablation by mode of arrival, simulated",
         tuple(rows),
         "Routing `all` stands for no routing, one drafter per request for no fusion, drafting and verification in turn "
-        "for no pipelining. With adaptive participation goodput chooses the number of drafters of a request with the "
+        f"for no pipelining. {cosine_nodes.WHOLE_DRAFTS} So no fusion takes away the join of whole drafts. Without "
+        "routing all drafters draft, so trees are larger and verification takes longer; acceptance is not worse. The "
+        "paper names less relevant drafts as the reason. With adaptive participation goodput chooses the number of drafters of a request with the "
         "length (CoSine section 4.3); without, the routing alone chooses the drafters, at every load. The paper's "
         "figures are of offline throughput, and its first part is the whole cooperative generation, which is more than "
         "routing. Each variant ran once, with 600 requests, so differences of a percent say little.",
@@ -107,4 +110,5 @@ def changed(runs: Runs, name: str, whole: str) -> str:
         "acceptance length": runs.at(name)["mean_acceptance_length"] / runs.at(whole)["mean_acceptance_length"],
     }
     cells = ", ".join(f"{ratio - 1:+.1%} {figure}" for figure, ratio in changes.items())
-    return f"{cells}; nodes idle {nodes_idle(runs, name)} instead of {nodes_idle(runs, whole)}"
+    drafted = f"drafted {runs.at(name)['mean_k']:.1f} instead of {runs.at(whole)['mean_k']:.1f}"
+    return f"{cells}; {drafted}; nodes idle {nodes_idle(runs, name)} instead of {nodes_idle(runs, whole)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.papers.common import Section
+from benchmarks.papers.cosine_nodes import WHOLE_DRAFTS
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Results
 
@@ -64,9 +65,29 @@ def stages(results: Results) -> Section:
         "divided into four equal stages without link time. With one step in flight a step is divided into at most four "
         "microbatches, and the stages drain at its end. With four steps in flight each step is a microbatch, and the "
         "drafters draft for one step while the stages verify the others. A pipeline is idle while no stage works. "
-        "Drafts, drafters and trees are those of figures 6(a) and 6(c). The parts of a throughput multiply to its "
-        "ratio. Steps in flight help every system. With four steps in flight for both, SpecInfer is a little faster: "
-        "its larger trees accept a little more.",
+        f"Drafts, drafters and trees are those of figures 6(a) and 6(c). {WHOLE_DRAFTS} The parts of a throughput "
+        f"multiply to its ratio. {results.sentence(STAGES, lambda found: helped(Runs(found)))} "
+        f"{results.sentence(STAGES, lambda found: behind(Runs(found)))}",
+    )
+
+
+def helped(runs: Runs) -> str:
+    """Which systems four steps in flight make faster, and where they do not."""
+    pairs = IN_FLIGHT | {PIPELINED: WHOLE}
+    lost = [
+        f"{name} at batch {batch:g} ({runs.throughput(own, batch) / runs.throughput(name, batch):.2f}×)"
+        for name, own in pairs.items()
+        for batch in runs.loads
+        if round(runs.throughput(own, batch) / runs.throughput(name, batch), 2) <= 1.0
+    ]
+    return "Steps in flight help every system" + (f", but not {', '.join(lost)}." if lost else ".")
+
+
+def behind(runs: Runs) -> str:
+    """Why SpecInfer is faster with as many steps in flight, by the parts of the throughput."""
+    other = IN_FLIGHT["specinfer"]
+    return (
+        f"With four steps in flight for both, at batch 16 CoSine has {runs.by_parts(WHOLE, other, 16.0)} of SpecInfer's."
     )
 
 

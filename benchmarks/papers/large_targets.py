@@ -104,10 +104,12 @@ def a100(count: int) -> Server:
 
 
 RTX_3090 = Server(1, 0.936e12, 71e12, 24e9)
+RTX_2080_TI = Server(1, 0.616e12, 53.8e12, 11e9)
 LLAMA_70B = Size(70.6e9, cache_bytes(80, 1024))
 VICUNA_33B = Size(32.5e9, cache_bytes(60, 6656))
 QWEN_32B = Size(32.8e9, cache_bytes(64, 1024))
 QWEN_HALF_B = Size(0.494e9, cache_bytes(24, 128))
+LLAMA_68M = Size(0.068e9, cache_bytes(2, 768))
 MIXTRAL = Size(1.6e9, cache_bytes(32, 1024), expert=32 * 3 * 4096 * 14336, experts=8, chosen=2)
 
 
@@ -128,6 +130,22 @@ def mixtral_scenario() -> Scenario:
     return given.model_copy(update={"target": target, "arrivals": arrivals, "kv_tokens": MIXTRAL.room(server)})
 
 
+def redrafted(given: Scenario, cost: LatencyConfig) -> Scenario:
+    """A scenario with another time of a draft token, for every variant."""
+
+    def priced(drafting: DrafterConfig | None) -> DrafterConfig | None:
+        return None if drafting is None else drafting.model_copy(update={"cost": cost})
+
+    variants = tuple(each.model_copy(update={"drafting": priced(each.drafting)}) for each in given.variants)
+    return given.model_copy(update={"drafting": priced(given.drafting), "variants": variants})
+
+
+def llama_scenario() -> Scenario:
+    """CoSine figures 6(a) and 6(c): a draft token takes what an RTX 2080 Ti needs for 68M."""
+    given = Scenario.read(FOLDER / "cosine-cost.yaml")
+    return redrafted(given, LLAMA_68M.cost(RTX_2080_TI, given.drafting.cost.sequence))
+
+
 def qwen_scenario(computed_drafter: bool) -> Scenario:
     """CoSine figures 6(b) and 6(d): the five systems with a 32B target on four A100, and drafters of 0.5B.
 
@@ -135,22 +153,14 @@ def qwen_scenario(computed_drafter: bool) -> Scenario:
         computed_drafter: a draft token takes what an RTX 3090 needs for 0.5B; else as long as in the LLaMA pair.
     """
     given, server = Scenario.read(FOLDER / "cosine-cost.yaml"), a100(4)
-    own = given.drafting.cost
-    cost = QWEN_HALF_B.cost(RTX_3090, own.sequence) if computed_drafter else own
-
-    def priced(drafting: DrafterConfig | None) -> DrafterConfig | None:
-        return None if drafting is None else drafting.model_copy(update={"cost": cost})
-
     target = given.target.model_copy(update={"cost": QWEN_32B.cost(server, given.target.cost.sequence)})
-    variants = tuple(each.model_copy(update={"drafting": priced(each.drafting)}) for each in given.variants)
-    return given.model_copy(update={"target": target, "drafting": priced(given.drafting), "variants": variants})
+    given = given.model_copy(update={"target": target})
+    return redrafted(given, QWEN_HALF_B.cost(RTX_3090, given.drafting.cost.sequence)) if computed_drafter else given
 
 
-def draft_token_ms(computed_drafter: bool) -> float:
-    """Milliseconds of a draft token in ``qwen_scenario``, for one sequence without cached tokens."""
-    drafting = qwen_scenario(computed_drafter).drafting
-    assert drafting is not None, "the scenario drafts"
-    return 1e3 * drafting.cost.built(FOLDER).seconds(0.0, 1.0, 1.0)
+def draft_token_ms(given: Scenario) -> float:
+    """Milliseconds of a draft token, for one sequence without cached tokens."""
+    return 1e3 * given.drafting.cost.built(FOLDER).seconds(0.0, 1.0, 1.0)
 
 
 def mixture_and_dense(tokens: int) -> str:
@@ -175,6 +185,7 @@ def source(name: str, page: str, built: Callable[[], Scenario]) -> Source:
 
 VICUNA = source("smartspec-fig11-33b", "smartspec", vicuna_scenario)
 MIXTURE = source("smartspec-fig12-mixtral", "smartspec", mixtral_scenario)
+LLAMA = source("cosine-cost-fast-drafter", "cosine", llama_scenario)
 QWEN = {
     True: source("cosine-cost-32b", "cosine", partial(qwen_scenario, True)),
     False: source("cosine-cost-32b-slow-drafter", "cosine", partial(qwen_scenario, False)),
