@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.collaborations import COLLABORATIVE, QUALITY, SWEEPS, Collaborations, quality
+from benchmarks.papers.collaborations import AVX2, COLLABORATIVE, QUALITY, SWEEPS, Collaborations, quality
 from benchmarks.papers.command import main
 from benchmarks.papers.common import Page, Row, Section, paragraph
 from benchmarks.papers.cos_settings import SETTINGS, SPEEDS, Said, Setting
@@ -11,6 +11,7 @@ from benchmarks.papers.not_run import remaining
 from benchmarks.papers.sources import Found, Results, Source
 
 SOURCES: tuple[Source, ...] = ()
+KERNELS = {COLLABORATIVE: "", AVX2: ", AVX2"}  # runs of one benchmark, and the end of the names of their rows
 
 
 def page(results: Results) -> Page:
@@ -34,14 +35,16 @@ def table(results: Results, setting: Setting) -> Section:
     """Every method over standard collaborative decoding, one request at a time and eight."""
     rows = []
     for place, temperature in enumerate(setting.temperatures):
-        rows += speeds(results, setting, place)
-        rows += gains(results, setting, place)
+        for source, kernels in KERNELS.items():
+            rows += speeds(results, source, setting, place, kernels)
+            rows += gains(results, source, setting, place, kernels)
         rows += [
             results.row(
                 f"Calls of the models for a token, {method}, T = {temperature:g}",
-                "at most 2, for γ = 1" if setting.models == 2 and method == "alternate" else "",
+                "",
                 COLLABORATIVE,
                 lambda found, t=temperature, m=method: read(found, setting).calls(m, t),
+                "the paper's bound, at most 2, is for γ = 1" if setting.models == 2 and method == "alternate" else "",
             )
             for method in ("alternate", "naive")
         ]
@@ -53,62 +56,76 @@ def table(results: Results, setting: Setting) -> Section:
                 lambda found, t=temperature: read(found, setting).acceptance(t),
             )
         )
-    losses = [
-        results.sentence(
-            COLLABORATIVE, lambda found, o=other, t=temperature: read(found, setting).loss(o, t, setting.large)
-        )
-        for temperature in setting.temperatures
-        for other in setting.gains
-    ]
-    text = paragraph(setting.text, results.sentence(COLLABORATIVE, sizes), *losses)
+    elsewhere = losses(results, AVX2, setting)
+    text = paragraph(
+        setting.text,
+        results.sentence(COLLABORATIVE, sizes),
+        "Rows with AVX2 are of a run on a processor without AVX-512.",
+        losses(results, COLLABORATIVE, setting),
+        f"With AVX2: {elsewhere}" if elsewhere else "",
+    )
     return Section(f"{setting.title}, speed over standard collaborative decoding", tuple(rows), text)
+
+
+def losses(results: Results, source: Source, setting: Setting) -> str:
+    """Why the default is slower than other methods in a run, where it is."""
+    return paragraph(
+        *(
+            results.sentence(source, lambda found, o=other, t=temperature: read(found, setting).loss(o, t, setting.large))
+            for temperature in setting.temperatures
+            for other in setting.gains
+        )
+    )
 
 
 def sizes(found: Found) -> str:
     """How much was run."""
     options = found["options"]
-    return f"{options['prompts']} prompts of each domain, {options['tokens']} tokens; intervals are over prompts."
+    return (
+        f"{options['prompts']} prompts of each domain, {options['tokens']} tokens; intervals are over prompts. A "
+        "difference is clear where neither figure lies in the other's interval."
+    )
 
 
-def speeds(results: Results, setting: Setting, place: int) -> list[Row]:
+def speeds(results: Results, source: Source, setting: Setting, place: int, kernels: str) -> list[Row]:
     """All methods at one temperature, and the default with eight requests."""
     temperature = setting.temperatures[place]
     rows = [
         results.row(
-            f"{method}, T = {temperature:g}",
+            f"{method}, T = {temperature:g}{kernels}",
             at(said, place),
-            COLLABORATIVE,
+            source,
             lambda found, m=method: read(found, setting).over_standard(m, temperature, 1),
-            chosen(results, setting.name, temperature, 1) if method == "alternate" else "",
+            chosen(results, source, setting.name, temperature, 1) if method == "alternate" else "",
         )
         for method, said in setting.paper.items()
     ]
     rows.append(
         results.row(
-            f"alternate, T = {temperature:g}, 8 requests at once",
+            f"alternate, T = {temperature:g}, 8 requests at once{kernels}",
             "",
-            COLLABORATIVE,
+            source,
             lambda found: read(found, setting).over_standard("alternate", temperature, 8),
-            chosen(results, setting.name, temperature, 8),
+            chosen(results, source, setting.name, temperature, 8),
         )
     )
     return rows
 
 
-def gains(results: Results, setting: Setting, place: int) -> list[Row]:
+def gains(results: Results, source: Source, setting: Setting, place: int, kernels: str) -> list[Row]:
     """The default over other methods at one temperature."""
     temperature = setting.temperatures[place]
     note = "a ratio of rows above, without an interval"
-    found = results.read(COLLABORATIVE)
+    found = results.read(source)
     try:
         alternates = found is None or read(found, setting).alternates(temperature)
     except LookupError:
         alternates = True
     return [
         results.row(
-            f"alternate over {other}, T = {temperature:g}",
+            f"alternate over {other}, T = {temperature:g}{kernels}",
             at(said, place),
-            COLLABORATIVE,
+            source,
             lambda found, o=other: read(found, setting).over("alternate", o, temperature),
             note if alternates else f"{note}; nothing alternates",
         )
@@ -116,9 +133,9 @@ def gains(results: Results, setting: Setting, place: int) -> list[Row]:
     ]
 
 
-def chosen(results: Results, setting: str, temperature: float, batch: int) -> str:
+def chosen(results: Results, source: Source, setting: str, temperature: float, batch: int) -> str:
     """A note on the proposals of the default; empty where nothing is stored."""
-    return results.sentence(COLLABORATIVE, lambda found: Collaborations(found, setting).chosen(temperature, batch))
+    return results.sentence(source, lambda found: Collaborations(found, setting).chosen(temperature, batch))
 
 
 def at(said: Said, place: int) -> str:
@@ -162,7 +179,7 @@ def raw(results: Results) -> Section:
             paper,
             COLLABORATIVE,
             lambda found, n=name, m=method, t=temperature: Collaborations(found, n).raw(m, t),
-            chosen(results, name, temperature, 1) if method == "alternate" else "",
+            chosen(results, COLLABORATIVE, name, temperature, 1) if method == "alternate" else "",
         )
         for (name, temperature), papers in SPEEDS.items()
         for method, paper in zip(("standard", "plain", "alternate"), papers, strict=True)

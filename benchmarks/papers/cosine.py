@@ -89,7 +89,8 @@ def card(results: Results) -> Section:
     return Section(
         "Table 2 on held-out prompts of the training's own domains",
         tuple(rows),
-        "The figures stand in the models' card, which the training writes. They count the target's token.",
+        "The figures stand in the models' card, which the training writes. They count the target's token. The "
+        "command needs the checkpoints that `cospec train` leaves in `runs/zoo`.",
     )
 
 

@@ -39,11 +39,12 @@ def parts(results: Results) -> Section:
         "Times are those of a 70B target on four GPUs and of drafters with 4 ms per token. `vote` has lengths by "
         "goodput, `union` and `fuse` are at most four tokens deep and eight in all. Acceptance length and drafted "
         "tokens are those of 8 requests. In sequence four drafters cost more than their agreement brings. In parallel, "
-        "on nodes, the pool is a little faster than one drafter at low load. Unused drafters score known tokens in all "
-        "three places: in sequence before a request's first draft, in processes and on nodes beside it. So there the "
-        "first draft has no scores yet. Nodes have links of 0.5 ms, processes none. In sequence `fuse` goes token by "
-        f"token. {WHOLE_DRAFTS} So `fuse` in sequence and in parallel differ in their drafts too. Pipelining halves the target's batch. A target "
-        "whose time is mostly reading weights loses more by that than the overlap brings.",
+        "on nodes, the pool is a little faster than one drafter at low load. Nodes have links of 0.5 ms, processes "
+        "none. Unused drafters score known tokens in all three places: in sequence before a request's first draft, in "
+        "processes and on nodes beside it, so the first draft has no scores yet. In sequence `fuse` goes token by "
+        f"token. {WHOLE_DRAFTS} The same holds in processes. So `fuse` in sequence and in parallel differ in their "
+        "drafts too. Pipelining halves the target's batch. A target whose time is mostly reading weights loses more by "
+        "that than the overlap brings.",
     )
 
 

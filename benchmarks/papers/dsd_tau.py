@@ -72,9 +72,14 @@ def section(results: Results) -> Section:
         rows,
         "The paper shows speed and accuracy against τ. The engine has a bound in place of τ. So no text was written "
         "with a fixed τ, and no row is a speed. The rows are of the distribution itself at temperature 1, without key "
-        "tokens. A bound above departs as far from the target as the τ with the same total variation. The loss is that "
-        "of reference answers.",
+        f"tokens. {results.sentence(TAU, answered)} To find the bound that is like a τ, compare the total variations. "
+        "Those of bounds are over texts that were written, those of τ over reference answers.",
     )
+
+
+def answered(found: Found) -> str:
+    """On how much text the figures are."""
+    return f"They are means over {found['answers']} reference answers of {found['answer_tokens']:,} tokens in all."
 
 
 def at(found: Found, tau: float) -> Found:

@@ -116,7 +116,8 @@ def breakdown(results: Results) -> Section:
         "The paper's figures are of the finance set at batch 16, each part on top of the parts above; it votes over "
         "three models. Our vote is over four models and prompt lookup; all five draft for every request. The simulated "
         "pipelines have 32 requests in the engine, the systems in turn 16. *Overlap* is the busy time of drafter and "
-        "target together over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference."
+        "target together over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference. "
+        "*Thread*, *process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order."
     )
     return Section("Figure 10: what each part brings to throughput", rows, text)
 

@@ -43,18 +43,29 @@ def servers(results: Results) -> Section:
         tuple(rows),
         "The paper's figures are the largest of its batch sizes, on the finance, chatbot and dialogue sets. Ours are "
         "of the small target in float32 on two cores, clients included, with the server's defaults. So they compare "
-        "servers, and not Minions' parts. `benchmarks/report/servers.md` has all rows.",
+        "servers, and not Minions' parts. vLLM runs without speculation. "
+        f"{unsped(results)}`sh benchmarks/other_servers.sh` starts the other servers before the command, and `cospec "
+        "serve zoo --port 8102 --dtype float32 --no-enable-prefix-caching` ours. `benchmarks/report/servers.md` has "
+        "all rows.",
     )
 
 
-def over_vllm(found: Found) -> str:
-    """Speed of the server, time per token.
+def unsped(results: Results) -> str:
+    """What of the rows is speculation's; empty where the servers were not compared."""
+    found = [results.sentence(source, lambda found: over_vllm(found, "off")) for source in SERVERS.values()]
+    if not all(found):
+        return ""
+    return f"Without speculation too, cospec has {found[0]} of its speed at 1 request and {found[1]} at 8. "
+
+
+def over_vllm(found: Found, system: str = "cospec") -> str:
+    """Speed of the server, time per token; of ``off`` without speculation.
 
     Raises:
         KeyError: the servers were not compared.
     """
     for row in found["ratios"]:
-        if (row["system"], row["baseline"], row["cost"]) == ("cospec", "vllm", "time_per_token"):
+        if (row["system"], row["baseline"], row["cost"]) == (system, "vllm", "time_per_token"):
             return "{ratio:.2f}× ({low:.2f} to {high:.2f})".format_map(row)
     raise KeyError("vllm")
 

@@ -115,7 +115,7 @@ REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("Figure 10: lengths of inputs and outputs", "", "The data sets are not in the package."),
         ("Figure 7: 70B target with tensor parallelism 4", "a plot: points near the diagonal", NO_GPU),
         (
-            "Section 5: share of steps without drafts after which prompts are not drafted",
+            "Section 5: share of steps without drafts above which a request has no draft cache",
             "0.7 does well",
             "The engine has 0.7 too; other values were not run.",
         ),

@@ -115,18 +115,22 @@ def on_gpu(found: Found) -> bool:
 def machine_words(machine: Mapping[str, Any]) -> str:
     """A machine in a few words."""
     parts = [str(machine[key]) for key in ("processor", "device", "gpu") if machine.get(key)]
-    parts += [f"{machine[key]} {key}" for key in ("threads", "cores") if machine.get(key)]
+    parts += [
+        f"{machine[key]} {key if machine[key] > 1 else key[:-1]}" for key in ("threads", "cores") if machine.get(key)
+    ]
     named = [key for key in ("torch", "kernels") if machine.get(key)]
     parts += [f"{key} {machine[key]}" for key in named if not DIGEST.fullmatch(str(machine[key]))]
     return ", ".join(parts)
 
 
 def _command(found: Found, source: Source) -> str:
-    """As stored; where only its options were, the source's command with all of them."""
+    """As stored; where only its options were, the source's command with all of them; else the source's command."""
     if "command" in found:
         return str(found["command"])
+    if not found.get("options"):
+        return source.command
     words = []
-    for name, value in (found.get("options") or {}).items():
+    for name, value in found["options"].items():
         if value is None or value is False:
             continue
         words.append(f"--{name.replace('_', '-')}")
