@@ -41,13 +41,13 @@ class Claim:
     def cells(self) -> tuple[str, ...]:
         """The cells of the table."""
         low, high = self.said
-        said = f"{low:.2f} to {high:.2f}×" if low < high else f"{low:g}×" if self.up_to else f"{low:.2f}×"
+        said = f"{low:.2f}–{high:.2f}×" if low < high else f"{low:g}×" if self.up_to else f"{low:.2f}×"
         said = f"up to {said}" if self.up_to else said
         try:
             found = self.find()
         except (LookupError, FileNotFoundError):
             return self.paper, self.what, said, "", "not run", "not shown"
-        form = "[{1:.2f} to {2:.2f}]" if self.spread else "({1:.2f} to {2:.2f})"
+        form = "[{1:.2f}–{2:.2f}]" if self.spread else "({1:.2f}–{2:.2f})"
         figure = f"{found[0]:.2f}×" + (f" {form.format(*found)}" if len(found) > 1 else "")
         return self.paper, self.what, said, figure, self.how, self.judge(found)
 
@@ -82,7 +82,7 @@ CLAIMS = (
       for rate, place, said in (("lowest", 0, (1.2, 3.2)), ("highest", -1, (1.0, 1.0))) for kernels in LOADS),
     Claim("SmartSpec", "latency over the best other length or none, 4 rates in 5 runs", (1.0, 1.0), MEASURED,
           ours.over_best_lengths, spread=True),
-    Claim("SmartSpec", "latency over the best other length or none, worst of these 20", (1.0, 1.0), MEASURED,
+    Claim("SmartSpec", "latency over the best other length, worst of these 20", (1.0, 1.0), MEASURED,
           ours.over_best_length),
     Claim("Minions", "vote over one drafter, shared cores", (1.10, 1.60), MEASURED,
           ours.pooled("vote all", "generic")),
@@ -100,7 +100,7 @@ CLAIMS = (
     Claim("CoSine", "throughput over plain decoding, batches 1 to 16", (3.15, 4.71), SIMULATED,
           ours.offline("plain"), spread=True),
     Claim("CoSine", "throughput at equal cost", (1.325, 1.325), SIMULATED, ours.at_equal_cost, spread=True, up_to=True),
-    Claim("CoSine", "latency at equal cost, but batch 16 at a higher one", (1.302, 1.302), SIMULATED,
+    Claim("CoSine", "latency at equal cost, except batch 16", (1.302, 1.302), SIMULATED,
           ours.latency_of_baselines, spread=True, up_to=True),
     *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"))
       for mode, said in (("low", (1.2, 1.5)), ("high", (1.3, 1.6)), ("fluctuating", (1.2, 1.4)))),

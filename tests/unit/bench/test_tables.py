@@ -98,4 +98,4 @@ def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
     apart = claims.Claim("P", "c", (1.5, 1.5), "emulated", gain, spread=True, up_to=True, comparable=False).cells()
     assert apart[2] == "up to 1.5×" and apart[-1] not in (claims.REACHED, claims.SMALLER)
     dear = claims.Claim("P", "c", (1.2, 1.5), "measured", gain, price="a price").cells()
-    assert dear[2] == "1.20 to 1.50×" and "a price" in dear[-1]
+    assert dear[2] == "1.20–1.50×" and "a price" in dear[-1]
