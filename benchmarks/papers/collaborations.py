@@ -143,6 +143,16 @@ class Collaborations:
             "the time of a step the rest, which was not measured by parts."
         )
 
+    def slower_together(self, temperature: float) -> str:
+        """A sentence on the domains where the default is clearly slower than standard decoding with eight requests."""
+        slower = [row["domain"] for row in self.rows(temperature, 8) if row["over_standard"]["alternate"][2] < 1]
+        if not slower:
+            return ""
+        return (
+            f"With eight requests at T = {temperature:g} the default is slower than standard decoding "
+            f"({', '.join(slower)}); the reason was not measured."
+        )
+
     def raw(self, method: str, temperature: float) -> str:
         """Tokens per second on each domain, one request at a time."""
         rows = self.rows(temperature, 1)

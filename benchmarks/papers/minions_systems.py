@@ -55,7 +55,7 @@ def unsped(results: Results) -> str:
     found = [results.sentence(source, lambda found: over_vllm(found, "off")) for source in SERVERS.values()]
     if not all(found):
         return ""
-    return f"Without speculation too, cospec has {found[0]} of its speed at 1 request and {found[1]} at 8. "
+    return f"Without it cospec has {found[0]} vLLM's speed at 1 request, and {found[1]} at 8. "
 
 
 def over_vllm(found: Found, system: str = "cospec") -> str:

@@ -54,6 +54,9 @@ def test_scenarios_differ_from_their_originals_in_times_alone(targets: ModuleTyp
     pooled = [each.drafting for each in computed.variants if each.drafting is not None]
     assert {each.cost for each in pooled} == {computed.drafting.cost} != {given.drafting.cost}
     assert computed.target.cost.fixed < 0.5 * given.target.cost.fixed
+    fast = targets.llama_scenario()
+    assert fast.target == given.target and targets.draft_token_ms(fast) == pytest.approx(0.42, abs=0.01)
+    assert targets.draft_token_ms(given) == pytest.approx(4.0, abs=0.05)
     assert targets.vicuna_scenario().kv_tokens == pytest.approx(140_000, rel=0.01)
     assert len(targets.mixtral_scenario().target.cost.slopes) == len(targets.KNEES) + 1
 

@@ -99,3 +99,10 @@ def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
     assert apart[2] == "up to 1.5×" and apart[-1] not in (claims.REACHED, claims.SMALLER)
     dear = claims.Claim("P", "c", (1.2, 1.5), "measured", gain, price="a price").cells()
     assert dear[2] == "1.20–1.50×" and "a price" in dear[-1]
+
+
+def test_every_command_reads_its_options_before_it_measures() -> None:
+    """``--help`` and misspelt options end a command; only processes that a command starts read places of ``argv``."""
+    commands = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text("utf-8")]
+    without = {path.stem for path in commands if "ArgumentParser(" not in path.read_text("utf-8")}
+    assert commands and without <= {"__main__", "peer_worker", "probes"}
