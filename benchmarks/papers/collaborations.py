@@ -139,8 +139,8 @@ class Collaborations:
         measured = counted([rows[domain]["alternate"][0] / rows[domain][other][0] for domain in mine])
         return (
             f"{said}. By the calls of all models and their cost it would have {by_calls} times this speed "
-            f"({', '.join(mine)}); measured are {measured}. Worse lengths explain what the first figures lack to 1, and "
-            "the time of a step the rest, which was not measured by parts."
+            f"({', '.join(mine)}); measured are {measured}. Worse lengths explain what the first figures lack to 1, "
+            "and the time of a step the rest, which was not measured by parts."
         )
 
     def slower_together(self, temperature: float) -> str:

@@ -47,8 +47,8 @@ SETTINGS = (
         "trained for 50 steps. So both models are almost the same, and acceptance is high. *Parallel* asks both models "
         "at once. In *plain*, the paper's SD, the last member drafts. In *outside* a small drafter that is no member "
         "drafts. *Naive* has one proposer. *Alternate* is CoS and the default: the engine chooses the lengths and "
-        "whether models alternate. Over the four groups of its table 2 the paper has a mean of 1.65× on HumanEval (code "
-        "here) and 1.36× on CNNDM (prose here).",
+        "whether models alternate. Over the four groups of its table 2 the paper has a mean of 1.65× on HumanEval "
+        "(code here) and 1.36× on CNNDM (prose here).",
         {"naive": "1.08 to 1.16× (table 7, computed)", "plain": "1.18 to 1.43× (table 2, computed)"},
         "at least 0.5 (theorem 3.2)",
         large=2,

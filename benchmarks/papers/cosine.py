@@ -152,9 +152,9 @@ def ablation(results: Results) -> Section:
         "Ablation and second figure 6: on two shared cores",
         tuple(rows),
         "Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch 8. The drafters are models, "
-        "without prompt lookup, and fuse token by token. No routing asks all drafters. No fusion merges the drafts as trees; on nodes, above, "
-        "no fusion is one drafter per request. The paper's first part is the whole cooperative generation, which is "
-        "more than routing.",
+        "without prompt lookup, and fuse token by token. No routing asks all drafters. No fusion merges the drafts as "
+        "trees; on nodes, above, no fusion is one drafter per request. The paper's first part is the whole cooperative "
+        "generation, which is more than routing.",
     )
 
 

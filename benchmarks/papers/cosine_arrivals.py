@@ -57,11 +57,11 @@ def systems(results: Results) -> Section:
     return Section(
         "Figure 7 and table 3: throughput, acceptance, idle time and price by mode of arrival",
         tuple(rows),
-        "The scenarios are those of figure 7; the paper's table 3 is of online serving too. The target is idle while it computes no forward, which includes the "
-        "engine's own time and times without a request; the drafters' share is the mean over their nodes. Prices per "
-        "hour are assumed: 6 for the target, 0.15 for each drafter. At low arrivals all systems keep up with the "
-        "requests, so throughput and price say how soon the last requests end. The parts of a throughput multiply to "
-        "its ratio.",
+        "The scenarios are those of figure 7; the paper's table 3 is of online serving too. The target is idle while "
+        "it computes no forward, which includes the engine's own time and times without a request; the drafters' share "
+        "is the mean over their nodes. Prices per hour are assumed: 6 for the target, 0.15 for each drafter. At low "
+        "arrivals all systems keep up with the requests, so throughput and price say how soon the last requests end. "
+        "The parts of a throughput multiply to its ratio.",
     )
 
 
@@ -83,10 +83,11 @@ def ablation(results: Results) -> Section:
         "Routing `all` stands for no routing, one drafter per request for no fusion, drafting and verification in turn "
         f"for no pipelining. {cosine_nodes.WHOLE_DRAFTS} So no fusion takes away the join of whole drafts. Without "
         "routing all drafters draft, so trees are larger and verification takes longer; acceptance is not worse. The "
-        "paper names less relevant drafts as the reason. With adaptive participation goodput chooses the number of drafters of a request with the "
-        "length (CoSine section 4.3); without, the routing alone chooses the drafters, at every load. The paper's "
-        "figures are of offline throughput, and its first part is the whole cooperative generation, which is more than "
-        "routing. Each variant ran once, with 600 requests, so differences of a percent say little.",
+        "paper names less relevant drafts as the reason. With adaptive participation goodput chooses the number of "
+        "drafters of a request with the length (CoSine section 4.3); without, the routing alone chooses the drafters, "
+        "at every load. The paper's figures are of offline throughput, and its first part is the whole cooperative "
+        "generation, which is more than routing. Each variant ran once, with 600 requests, so differences of a percent "
+        "say little.",
     )
 
 

@@ -36,8 +36,8 @@ INSTEAD = {  # variants, and the part that each has in place of another
     "fusion token by token, in turn": "fusion token by token, in turn, instead of whole drafts and the pipeline",
 }
 WHOLE_DRAFTS = (  # for every section whose drafters are not in the target's process
-    "Drafters on nodes write whole drafts, and `fuse` joins these afterwards. The paper's drafters go on from the fused "
-    "token at every step (algorithm 1)."
+    "Drafters on nodes write whole drafts, and `fuse` joins these afterwards. The paper's drafters go on from the "
+    "fused token at every step (algorithm 1)."
 )
 COUNTS = {1: "CoSine, 1 node", 2: "CoSine, 2 nodes", 4: WHOLE, 8: EIGHT}
 

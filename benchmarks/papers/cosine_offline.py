@@ -76,10 +76,11 @@ def throughputs(results: Results) -> Section:
         tuple(rows),
         paragraph(
             "The target has the times of a 70B model on four A100, the drafters have nodes of their own. These times "
-            "are assumed. So are 4 ms for a draft token, in the rows without a time and in the other simulations of this "
-            "paper. That is high: by sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`) 68M on an RTX "
-            "2080 Ti takes 0.4 ms, without launches of kernels. The last rows have this time. Drafts are recorded, as in the gain by parts, and are at most five tokens "
-            "deep. SpecInfer unites trees of all drafters, CoSine fuses them; trees have at most ten tokens.",
+            "are assumed. So are 4 ms for a draft token, in the rows without a time and in the other simulations of "
+            "this paper. That is high: by sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`) 68M on an "
+            "RTX 2080 Ti takes 0.4 ms, without launches of kernels. The last rows have this time. Drafts are recorded, "
+            "as in the gain by parts, and are at most five tokens deep. SpecInfer unites trees of all drafters, CoSine "
+            "fuses them; trees have at most ten tokens.",
             WHOLE_DRAFTS,
             "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064); the paper's adaptive speculation "
             "(algorithm 2) is left out. Outputs have 64 tokens; the paper's have 128 after inputs of 256. *Batch* is "

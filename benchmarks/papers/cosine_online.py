@@ -38,8 +38,8 @@ def online(results: Results) -> Section:
         "are missing. Drafts are recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by "
         "`hedge` (arXiv 2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, "
         "has trees of at most ten tokens at every load; the paper's adaptive speculation (algorithm 2) is left out. "
-        f"{WHOLE_DRAFTS} In brackets are the target's mean batch, the drafted tokens of a request and the acceptance length. Low is 2 "
-        "requests/s, high 16. Fluctuating is 15 s of 2/s and 8 s of 20/s. Pipelining halves batches."
+        f"{WHOLE_DRAFTS} In brackets are the target's mean batch, the drafted tokens of a request and the acceptance "
+        "length. Low is 2 requests/s, high 16. Fluctuating is 15 s of 2/s and 8 s of 20/s. Pipelining halves batches."
         f"{results.sentence(PARTS, pipelined)} Trees make verification expensive at high load, so SpecInfer is the "
         "slowest system at high and fluctuating arrivals.",
     )

@@ -87,7 +87,8 @@ def behind(runs: Runs) -> str:
     """Why SpecInfer is faster with as many steps in flight, by the parts of the throughput."""
     other = IN_FLIGHT["specinfer"]
     return (
-        f"With four steps in flight for both, at batch 16 CoSine has {runs.by_parts(WHOLE, other, 16.0)} of SpecInfer's."
+        f"With four steps in flight for both, at batch 16 CoSine has {runs.by_parts(WHOLE, other, 16.0)} of "
+        "SpecInfer's."
     )
 
 

@@ -37,10 +37,10 @@ def section(results: Results) -> Section:
         "Equations 3, 4 and 9: emulated over processes",
         tuple(rows),
         "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
-        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. The equations "
-        "take the tokens a traversal of the same run, and times of the same pipeline without links. So an error says "
-        "what processes, messages and links add, and nothing of acceptance. The time of a window is a mean over two "
-        "runs, so it may be some percent too long. Tokens are right with probability 0.764; "
+        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. The "
+        "equations take the tokens a traversal of the same run, and times of the same pipeline without links. So an "
+        "error says what processes, messages and links add, and nothing of acceptance. The time of a window is a mean "
+        "over two runs, so it may be some percent too long. Tokens are right with probability 0.764; "
         "40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. Tokens a traversal are all tokens over all "
         "traversals. A node takes as long for a window as for one token, which equation 9 denies. One window in "
         "flight carries all requests, and a node takes as long for all as for one. So windows in flight have little "
@@ -57,7 +57,8 @@ def relay(results: Results) -> Section:
     return Section(
         "Equations 3, 4 and 9: emulated over links between network namespaces",
         tuple(
-            results.row(f"{what}, N = 4", "", RELAY, lambda found, of=of: of(*only(found))) for what, of in kinds.items()
+            results.row(f"{what}, N = 4", "", RELAY, lambda found, of=of: of(*only(found)))
+            for what, of in kinds.items()
         ),
         "Each node is a process in a network namespace. A relay of packets gives each link 15 ms and up to 10 ms of "
         "jitter; the result returns over such a link too. So a traversal crosses four links, of 20 ms in the mean. "

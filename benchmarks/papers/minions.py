@@ -187,8 +187,8 @@ def selector(results: Results) -> Section:
         "Figures 2 and 12: adaptive length against fixed ones from 2 to 12",
         tuple(rows),
         "The target and one drafter have assumed times, similar to OPT-13B's. Acceptance is 0.75, 32 requests are in "
-        "the engine, pipelined. Figure 2 shows the time by length, without numbers but the best lengths. The reason why "
-        "slope and goodput lose to the best length was not measured.",
+        "the engine, pipelined. Figure 2 shows the time by length, without numbers but the best lengths. The reason "
+        "why slope and goodput lose to the best length was not measured.",
     )
 
 
