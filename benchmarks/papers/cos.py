@@ -71,13 +71,13 @@ def losses(results: Results, source: Source, setting: Setting) -> str:
     """Why the default is slower than other methods in a run, where it is, and than standard decoding together."""
     return paragraph(
         *(
-            results.sentence(source, lambda found, o=other, t=degree: read(found, setting).loss(o, t, setting.large))
-            for degree in setting.temperatures
+            results.sentence(source, lambda found, o=other, t=t: read(found, setting).loss(o, t, setting.large))
+            for t in setting.temperatures
             for other in setting.gains
         ),
         *(
-            results.sentence(source, lambda found, t=degree: read(found, setting).slower_together(t))
-            for degree in setting.temperatures
+            results.sentence(source, lambda found, t=t: read(found, setting).slower_together(t))
+            for t in setting.temperatures
         ),
     )
 
