@@ -33,10 +33,11 @@ from cospec.assembly.drafters import set_threads
 from cospec.assembly.node_drafters import build_offers
 from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
 from cospec.config import EngineConfig, LinkConfig
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import NextLogits
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from cospec.core.types import DrafterCapabilities
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Dtype, KVCacheDtype, ModelOptions, Options, parse
 

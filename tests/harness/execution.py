@@ -7,16 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats, StepTimes
-from cospec.core.types import (
-    BatchState,
-    Commit,
-    DraftBudget,
-    DrafterCapabilities,
-    Request,
-    RequestState,
-)
+from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.goodput.draft_shapes import tree_tokens
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels

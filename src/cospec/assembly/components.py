@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from cospec.assembly.drafting import Drafting
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import (
     BlockManager,
@@ -26,7 +27,7 @@ from cospec.core.interfaces import (
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import DeclaredDistribution, DrafterCapabilities
+from cospec.core.types import DeclaredDistribution
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.text.input_processor import InputProcessor
 

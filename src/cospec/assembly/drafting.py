@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.config import SpeculativeConfig
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.interfaces import Clock, ExecutionMode, Executor, ModeComponents, Model, MultiStepRunner
 from cospec.core.plugin_base import Drafter, Policy
-from cospec.core.types import DrafterCapabilities
 from cospec.plugin_options import parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.per_request import PerRequestPolicy

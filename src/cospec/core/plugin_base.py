@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from cospec.core.drafter_capabilities import DrafterCapabilities, TokenScores
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.types import (
@@ -18,10 +19,8 @@ from cospec.core.types import (
     Draft,
     DraftBudget,
     DraftContext,
-    DrafterCapabilities,
     RequestState,
     TargetProbs,
-    TokenScores,
     VerifyResult,
 )
 from cospec.logits_processors.bitmask import Bitmask

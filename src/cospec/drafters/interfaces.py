@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, DraftContext, TokenScores
+from cospec.core.types import Commit, DraftContext
 from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 
 if TYPE_CHECKING:  # processes without models import no torch

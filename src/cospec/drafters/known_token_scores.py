@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.rng import Floats
 from cospec.core.sampling import likeliest, softmax
-from cospec.core.types import DraftBudget, DraftContext, TokenScores
+from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK, DraftKVCache
 from cospec.native import library
 

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, target_probs
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, words
 from cospec.models.medusa_heads import (

@@ -15,12 +15,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.plugin_options import Options

@@ -12,9 +12,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.interfaces import NextLogits

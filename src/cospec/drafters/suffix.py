@@ -18,9 +18,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
 from cospec.core.tree import MAX_NODES
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.plugin_options import Options
 

@@ -23,9 +23,10 @@ from zlib import crc32
 
 from pydantic import Field
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind, derive_seed
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.plugin_options import Options

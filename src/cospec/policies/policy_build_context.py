@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cospec.core.types import DrafterCapabilities
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.policies.latency.step import LatencyModels
 
 DEFAULT_LENGTH = 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Executor
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.messages import DrafterInfo

@@ -12,18 +12,10 @@ from typing import Any
 
 import msgspec
 
+from cospec.core.drafter_capabilities import DrafterCapabilities, TokenScores
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import (
-    Commit,
-    Draft,
-    DraftBudget,
-    DraftContext,
-    DrafterCapabilities,
-    Event,
-    Request,
-    TokenScores,
-)
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request
 from cospec.errors import InvalidInput
 from cospec.logits_processors.states import RequestProcessors
 from cospec.runtime.codec import ProtocolError

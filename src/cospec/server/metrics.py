@@ -262,7 +262,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(weights)
     ahead = CounterMetricFamily(
         PREFIX + "drafts_ahead",
-        "Drafts made during verification that were used: after its likeliest or another outcome, or in a window in flight.",
+        "Drafts made during verification that were used: after its likeliest or another outcome, or in flight.",
         labels=["model_name", "outcome"],
     )
     for outcome, count in engine.get("drafts_ahead", {}).items():

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.core.drafter_capabilities import DrafterCapabilities, TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, TokenScores
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.interfaces import NextLogits
 from cospec.policies.latency.forward import ForwardLatency

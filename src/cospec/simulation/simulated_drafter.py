@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
 from cospec.core.tree import level_nodes
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.recorded_drafts import Recording

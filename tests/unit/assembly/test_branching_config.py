@@ -10,14 +10,8 @@ from tokenizers import Tokenizer, models
 
 from cospec.assembly.drafters import EngineHost
 from cospec.config import SpeculativeConfig, speculative_config
-from cospec.core.types import (
-    BatchState,
-    DraftBudget,
-    DrafterCapabilities,
-    Request,
-    RequestState,
-    SpeculationParams,
-)
+from cospec.core.drafter_capabilities import DrafterCapabilities
+from cospec.core.types import BatchState, DraftBudget, Request, RequestState, SpeculationParams
 from cospec.drafters.cross_tokenizer import MappedVocab
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

@@ -10,9 +10,10 @@ from math import isfinite
 import numpy as np
 
 from cospec.cluster.nodes.wire import NodeDraft, NodeScore, NodeStep, SparseRow
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
-from cospec.core.types import Draft, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.pool.combiners.combiner import Candidate
 from cospec.runtime.codec import ProtocolError

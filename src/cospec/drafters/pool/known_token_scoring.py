@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Clock
-from cospec.core.types import DraftContext, TokenScores
+from cospec.core.types import DraftContext
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 from cospec.drafters.pool.routing.routing import Routing

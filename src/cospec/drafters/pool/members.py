@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import Future
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import StepwiseDrafter
 from cospec.errors import CospecError
 

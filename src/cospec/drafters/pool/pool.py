@@ -14,10 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, SoleDrafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combiner import Combiner, DraftCandidates, VerifiedCandidates

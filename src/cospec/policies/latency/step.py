@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.stats import StepStats
-from cospec.core.types import DrafterCapabilities
 from cospec.policies.latency.depth_correction import DepthCorrection
 from cospec.policies.latency.forward import Floats, ForwardLatency, bounded, middle
 from cospec.policies.latency.online_fit import GUESSED, MEASURED, OnlineFit

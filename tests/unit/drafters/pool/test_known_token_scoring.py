@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.plugin_base import SoleDrafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
+from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.registry import COMBINERS, ROUTINGS

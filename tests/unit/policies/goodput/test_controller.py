@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.stats import StepStats, StepTimes
-from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities, Request, RequestState
+from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.decision import LONGEST_WAIT

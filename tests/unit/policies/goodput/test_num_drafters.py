@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Policy
-from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities
+from cospec.core.types import BatchState, Commit, DraftBudget
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.num_drafters import NumDrafters
 from cospec.policies.latency.forward import ForwardLatency

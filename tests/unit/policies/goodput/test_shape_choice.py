@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities, RequestState
+from cospec.core.drafter_capabilities import DrafterCapabilities
+from cospec.core.types import BatchState, Commit, DraftBudget, RequestState
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels

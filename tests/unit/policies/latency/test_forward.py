@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.stats import StepStats, StepTimes
-from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 from cospec.policies.latency.online_fit import WINDOW
