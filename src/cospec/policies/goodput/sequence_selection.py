@@ -99,7 +99,10 @@ class SequenceSelection:
         self.size: int | None = None
         self._limit, self._every = limit, every
         self._ids: Sequence[str] = ()
-        self._order: list[int] = []  # indices among these in the order of turns
+        self._order: list[int] = []  # indices among these; the turns begin at ``_start`` and go round
+        self._start = 0
+        self._budgets: list[DraftBudget] = []
+        self._steps: dict[int, list[DraftBudget]] = {}  # of these budgets, by ``_start``
 
     def choose(
         self, ids: Sequence[str], choice: LengthChoice, budgets: list[DraftBudget], solved: Solved
@@ -131,19 +134,29 @@ class SequenceSelection:
 
     def order(self, ids: Sequence[str]) -> list[int]:
         """Return the indices of ``ids``, oldest first, in the order of turns."""
+        before, self._start, self._steps = self._order[self._start :] + self._order[: self._start], 0, {}
         if ids is not self._ids and ids != self._ids:
             places = {id: place for place, id in enumerate(ids)}
-            before = [places.pop(id) for id in (self._ids[place] for place in self._order) if id in places]
-            self._ids, self._order = ids, [*before, *places.values()]
-        return self._order
+            before = [places.pop(id) for id in (self._ids[place] for place in before) if id in places]
+            before += places.values()
+        self._ids, self._order = ids, before
+        return before
 
     def taken(self, ids: Sequence[str], budgets: list[DraftBudget]) -> list[DraftBudget]:
-        """Return the budgets of one step; the sequences beyond the size wait."""
-        if self.size is None or self.size >= len(ids):
-            self._ids, self._order = (), []
+        """Return the budgets of one step, in a list that stays unchanged; the sequences beyond the size wait."""
+        count, size = len(ids), self.size
+        if size is None or size >= count:
+            self._ids, self._order, self._start = (), [], 0
             return budgets
-        order, found = self.order(ids), [SKIP_STEP] * len(ids)
-        for place in order[: self.size]:
-            found[place] = budgets[place]
-        self._order = order[self.size :] + order[: self.size]
+        if ids is not self._ids and ids != self._ids:
+            self.order(ids)
+        if budgets is not self._budgets:
+            self._budgets, self._steps = budgets, {}
+        start = self._start
+        self._start = (start + size) % count
+        found = self._steps.get(start)
+        if found is None:
+            found = self._steps[start] = [SKIP_STEP] * count
+            for place in (self._order[start:] + self._order[:start])[:size]:
+                found[place] = budgets[place]
         return found
