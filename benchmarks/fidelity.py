@@ -32,8 +32,8 @@ from benchmarks.load import CONFIGS, MEASURES, Job, poisson, serve
 from cospec import LLM, SamplingParams
 from cospec.core.stats import StepStats
 from cospec.core.types import Commit
-from cospec.models.checkpoint import resolve
-from cospec.policies.goodput.split_multi_step import split_steps
+from cospec.models.model_folder import resolve
+from cospec.policies.goodput.observed_steps import split_steps
 from cospec.process_utils import freeze_gc
 from cospec.profiling.fit_steps import MeasuredSteps, fit_steps, pace
 from cospec.simulation.run import World, serve_all

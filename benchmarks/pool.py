@@ -38,7 +38,7 @@ from cospec import LLM, SamplingParams
 from cospec.core.stats import RequestStats
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import ModelError
-from cospec.models.checkpoint import resolve
+from cospec.models.model_folder import resolve
 from cospec.process_utils import freeze_gc
 
 DRAFTERS = ("generic", "code", "math", "prose")

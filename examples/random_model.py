@@ -52,7 +52,7 @@ def make(name: str, folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from cospec.models.checkpoint import resolve
+    from cospec.models.model_folder import resolve
 
     shape = dict(MODELS[name])
     config = AutoConfig.for_model(shape.pop("model_type"), **shape, bos_token_id=None, eos_token_id=None)

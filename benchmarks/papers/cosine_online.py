@@ -30,14 +30,13 @@ def online(results: Results) -> Section:
     return Section(
         "Figure 7: latency of online serving",
         tuple(rows),
-        "The target has the times of a 70B model, the drafters have nodes of their own. The systems in turn are plain "
-        "decoding, one drafter, and SpecInfer: trees of at most ten tokens of all drafters. PipeInfer is one drafter "
-        "of length 5 that drafts ahead. The engine has one window of a request in flight, so no refuted window is in "
-        "the target. A draft ahead takes less time than a forward of the target, so no draft waits for a refuted "
-        "draft. PipeInfer's early exit would therefore save nothing here; its several windows of a request in flight "
-        "are missing. Drafts are recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by "
-        "`hedge` (arXiv 2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, "
-        "has trees of at most ten tokens at every load; the paper's adaptive speculation (algorithm 2) is left out. "
+        "The target has the times of a 70B model, the drafters have nodes of their own. The systems in turn are plain"
+        " decoding, one drafter, and SpecInfer: trees of at most ten tokens of all drafters. PipeInfer is one drafter"
+        " of length 5 that drafts ahead. The target has one stage, so one window of a request is in flight, and no "
+        "refuted window is in the target; DSD's page has several windows and the early exit. Drafts are recorded, as "
+        "in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv 2510.20064). `vote` has "
+        "lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees of at most ten tokens at "
+        "every load; the paper's adaptive speculation (algorithm 2) is left out. "
         f"{WHOLE_DRAFTS} In brackets are the target's mean batch, the drafted tokens of a request and the acceptance "
         "length. Low is 2 requests/s, high 16. Fluctuating is 15 s of 2/s and 8 s of 20/s. Pipelining halves batches."
         f"{results.sentence(PARTS, pipelined)} Trees make verification expensive at high load, so SpecInfer is the "

@@ -9,7 +9,7 @@ from benchmarks.papers.sources import Results
 
 STAGES = scenario("cosine-stages")
 COUPLED = ("plain", "one-drafter", "specinfer", "pipeinfer")
-IN_FLIGHT = {name: f"{name} in flight" for name in ("plain", "one-drafter", "specinfer")}
+IN_FLIGHT = {name: f"{name} in flight" for name in COUPLED}
 PIPELINED, WHOLE = "cosine", "cosine in flight"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.common import DOMAINS
-from benchmarks.papers import dsd_measured, dsd_tau
+from benchmarks.papers import dsd_ahead, dsd_measured, dsd_tau
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section, paragraph
 from benchmarks.papers.comparisons import COMPARED, fastest_relaxed, in_domain
@@ -28,7 +28,7 @@ from benchmarks.papers.sources import Found, Results, Source
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
-SOURCES = (SWEEP, LAW, dsd_tau.TAU, dsd_measured.PROCESSES, dsd_measured.RELAY)
+SOURCES = (SWEEP, LAW, dsd_tau.TAU, dsd_measured.PROCESSES, dsd_measured.RELAY, dsd_ahead.TWO, dsd_ahead.AHEAD)
 
 
 def page(results: Results) -> Page:
@@ -37,7 +37,9 @@ def page(results: Results) -> Page:
     sections = (
         nodes(results),
         measured,
+        dsd_ahead.two_nodes(results),
         dsd_measured.relay(results),
+        dsd_ahead.ahead(results),
         reduction(results),
         distribution(results),
         dsd_tau.section(results),

@@ -14,10 +14,10 @@ import torch
 from cospec.bench.llama_cpp_system import LlamaCppSystem, load
 from cospec.bench.request_record import Params, Prompt
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_writer import write_gguf
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer
+from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from cospec.native import operators
 from harness.gguf_files import write_model

@@ -28,7 +28,6 @@ from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.engine_summary import drafting, summarize
 from cospec.models.cache_prefault import CachePrefault
-from cospec.models.checkpoint import in_zoo, read_object
 from cospec.models.kv_cache import CACHES
 from cospec.models.loading import (
     LoadOptions,
@@ -40,6 +39,7 @@ from cospec.models.loading import (
 )
 from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
+from cospec.models.model_folder import in_zoo, read_object
 from cospec.models.weight_cache import WeightCache
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not

@@ -20,8 +20,8 @@ from cospec.core.plugin_base import Drafter
 from cospec.drafters.cross_tokenizer import MappedVocab, SharedVocab
 from cospec.drafters.interfaces import TargetInfo, VocabMapping
 from cospec.errors import InvalidInput, words
-from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
+from cospec.models.model_folder import read_object
 from cospec.native import library
 from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.process_utils import keep_to, others

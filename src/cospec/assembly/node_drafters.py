@@ -14,9 +14,9 @@ from cospec.assembly.drafters import EngineHost, TargetFacts, set_threads
 from cospec.cluster.nodes.worker import OfferedDrafter
 from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, words
-from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, cache_budget, resolve
 from cospec.models.lora import base_folder
+from cospec.models.model_folder import read_object
 from cospec.native import library
 from cospec.plugin_options import ModelOptions, parse
 from cospec.registry import DRAFTERS, import_plugins

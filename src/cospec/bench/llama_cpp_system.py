@@ -17,9 +17,9 @@ from cospec.bench.counters import SpeculationCounters
 from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.bench.transformers_systems import Written, chunks_of
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_as_folder import is_gguf, linked_file
 from cospec.models.loading import load_tokenizer
+from cospec.models.model_folder import resolve
 from cospec.plugin_options import Options, parse
 
 

@@ -12,7 +12,7 @@ from cospec.core.plugin_base import Policy
 from cospec.core.scheduler import Scheduler
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
-from cospec.policies.goodput.split_multi_step import split_steps
+from cospec.policies.goodput.observed_steps import split_steps
 
 
 class PolicyRecorder(Policy):

@@ -21,12 +21,12 @@ import torch
 from cospec.bench.recording_engine import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
-from cospec.models.checkpoint import read_config, resolve
 from cospec.models.files.array_file import huge_pages
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.kv_cache_dtype import cache_dtype
 from cospec.models.loading import weights_dtype
 from cospec.models.memory import need_of
+from cospec.models.model_folder import read_config, resolve
 from cospec.models.weights.format import choose_format
 from cospec.native import library
 from cospec.sampling_params import SamplingParams

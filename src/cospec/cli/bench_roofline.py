@@ -33,8 +33,8 @@ def roofline(
 
     from cospec.bench import roofline as roof
     from cospec.config import EngineConfig
-    from cospec.models.checkpoint import resolve
     from cospec.models.loading import weights_dtype
+    from cospec.models.model_folder import resolve
 
     to, common = results.place(), engine.given(model)
     ways: dict[str, Any] = {"plain": {"method": "off"}, "speculating": speculative_config}

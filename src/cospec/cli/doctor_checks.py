@@ -76,8 +76,8 @@ def memory(config: EngineConfig) -> dict[str, Any]:
     """
     from cospec.assembly.build import memory_plan_of
     from cospec.metrics.engine_summary import parameters
-    from cospec.models.checkpoint import resolve
     from cospec.models.loading import weights_dtype
+    from cospec.models.model_folder import resolve
 
     planned, drafting = memory_plan_of(config)
     path = resolve(config.model)
@@ -114,7 +114,7 @@ def smoke_test() -> dict[str, Any]:
     Raises:
         CospecError: the zoo is missing or cannot run.
     """
-    from cospec.models.checkpoint import zoo_members
+    from cospec.models.model_folder import zoo_members
 
     if "target" not in zoo_members():
         raise ModelError("The smoke test needs the zoo, which this installation lacks.")

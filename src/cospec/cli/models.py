@@ -26,7 +26,7 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from cospec.models.checkpoint import ZOO
+    from cospec.models.model_folder import ZOO
 
     rows = members(ZOO)
     if not rows:
@@ -60,8 +60,8 @@ def parameters(folder: Path) -> int:
 
 
 def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
-    from cospec.models.checkpoint import read_config
     from cospec.models.lora import base_folder
+    from cospec.models.model_folder import read_config
 
     name, whole = folder.name, base_folder(folder)  # an adapter has the shape and size of its base
     shape = read_config(whole) if (whole / "config.json").exists() else {}

@@ -33,9 +33,9 @@ def quantize(
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
-    from cospec.models.checkpoint import resolve
     from cospec.models.files.gguf_writer import write_gguf
     from cospec.models.files.weight_source_selection import open_source
+    from cospec.models.model_folder import resolve
 
     if output is None and text is None:
         raise InvalidInput("OUT.gguf", None, "a file name, or --text with a text file")
@@ -55,8 +55,8 @@ def quantize(
 
 
 def _perplexity(model: str, text: Path, tokens: int, quantization: str | None = None) -> float:
-    from cospec.models.checkpoint import resolve
     from cospec.models.loading import LoadOptions, load_model, load_tokenizer
+    from cospec.models.model_folder import resolve
     from cospec.models.perplexity import perplexity
 
     ids = load_tokenizer(resolve(model)).encode(text.read_text(encoding="utf-8"), verbose=False)[:tokens]

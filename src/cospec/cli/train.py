@@ -194,7 +194,7 @@ def _adopt(family: str | None, out: Path, *trained: str) -> None:
     """Copy a family into ``out``; the members ``trained`` there start from the family's weights."""
     if family is None:
         return
-    from cospec.models.checkpoint import ZOO
+    from cospec.models.model_folder import ZOO
     from cospec.training.family import adopt, continue_training
 
     adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), make_folder(out, "out"))

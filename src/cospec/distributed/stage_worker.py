@@ -49,7 +49,7 @@ class StagePlan:
     """What one process does.
 
     Attributes:
-        model: the name, see ``checkpoint.resolve``.
+        model: the name, see ``model_folder.resolve``.
         options: of the part's weights and KV cache; ``shard`` is the part.
         host: the address to listen on; empty for the address at which the engine has reached this process.
         threads: of the CPU kernels.

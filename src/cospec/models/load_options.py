@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 
 from cospec.errors import InvalidInput
-from cospec.models.checkpoint import check_stored, read_config, resolve
 from cospec.models.files.source import WeightSource
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.kv_cache_dtype import cache_dtype
 from cospec.models.linear import choose_linear
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
 from cospec.models.memory import CacheBudget
+from cospec.models.model_folder import check_stored, read_config, resolve
 from cospec.models.shard import Shard
 from cospec.models.weight_cache import NO_CACHE, WeightCache
 from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format

@@ -13,7 +13,6 @@ from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
-from cospec.models.checkpoint import configurations, resolve, weight_files
 from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer, model_config
@@ -37,6 +36,7 @@ from cospec.models.memory import (
     need_of,
     pages_for,
 )
+from cospec.models.model_folder import configurations, resolve, weight_files
 from cospec.models.model_runner import ModelRunner, check_numbers
 from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward

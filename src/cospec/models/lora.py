@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from cospec.errors import ModelError
-from cospec.models.checkpoint import resolve
+from cospec.models.model_folder import resolve
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

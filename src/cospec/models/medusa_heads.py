@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cospec.errors import ModelError
-from cospec.models.checkpoint import ZOO
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.linear import LINEAR, choose_linear
+from cospec.models.model_folder import ZOO
 from cospec.models.weights.bf16 import Bf16
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format
 from cospec.plugin_options import WeightOptions

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.checkpoint import weight_files
+from cospec.models.model_folder import weight_files
 
 SumShards = Callable[[Tensor], None]
 """Replaces a shard's float32 product by the sum of all shards' products, added in the order of the shards."""

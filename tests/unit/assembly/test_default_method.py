@@ -18,8 +18,8 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
-from cospec.models.checkpoint import resolve, zoo_members
 from cospec.models.lora import base_folder
+from cospec.models.model_folder import resolve, zoo_members
 from cospec.sampling_params import SamplingParams
 from server.fake_engine import write_tokenizer
 

@@ -167,7 +167,7 @@ def test_models_are_counted_from_their_weights(tmp_path: Path) -> None:
 
 
 def test_every_member_is_listed_by_its_whole_name(cospec_command: Command) -> None:
-    from cospec.models.checkpoint import ZOO
+    from cospec.models.model_folder import ZOO
 
     if not (ZOO / "target" / "config.json").exists():
         pytest.skip("the zoo's weights are not installed")

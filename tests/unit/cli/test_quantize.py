@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from cospec.models.checkpoint import zoo_members
 from cospec.models.loading import load_model
+from cospec.models.model_folder import zoo_members
 
 Command = Callable[..., Result]
 

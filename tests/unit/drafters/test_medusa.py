@@ -16,8 +16,8 @@ from cospec.core.tree import depths
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.medusa import MedusaDrafter, level_paths, sparse_paths
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.checkpoint import resolve
 from cospec.models.medusa_heads import MedusaHeads, MedusaModule, MedusaRunner, output_embedding
+from cospec.models.model_folder import resolve
 
 HIDDEN, VOCAB, COUNT = 16, 24, 3
 ACCURACY = ((0.6, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.05))

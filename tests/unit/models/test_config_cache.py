@@ -100,7 +100,7 @@ def test_a_warm_start_of_a_stage_imports_little(tmp_path: Path) -> None:
 def test_the_api_process_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import cospec.server.run\n"
-        "from cospec.models.checkpoint import resolve\n"
+        "from cospec.models.model_folder import resolve\n"
         "from cospec.models.hf_tokenizer import import_libraries, tokenizer_of\n"
         "import_libraries()\n"
         "tokenizer_of(resolve('zoo'))\n"

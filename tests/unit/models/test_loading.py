@@ -19,8 +19,8 @@ from cospec.assembly.build import eos_ids
 from cospec.assembly.drafters import same_tokens
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
-from cospec.models import checkpoint as folders
 from cospec.models import hf, loading
+from cospec.models import model_folder as folders
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache

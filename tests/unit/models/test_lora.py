@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from cospec.cli.models import HEAD, members
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
-from cospec.models import checkpoint as folders
+from cospec.models import model_folder as folders
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer
 from cospec.models.lora import base_folder, is_adapter
 from harness.tiny import in_bfloat16

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cospec.models.checkpoint import quantization, read_object, weight_files
 from cospec.models.files.gguf_as_folder import is_gguf
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.files.quantized_safetensors_source import QuantizedSafetensorsSource
 from cospec.models.files.source import SafetensorsSource, WeightSource
+from cospec.models.model_folder import quantization, read_object, weight_files
 
 
 def open_source(folder: Path) -> WeightSource:
-    """Open the weights of a model's folder, see ``checkpoint.resolve``.
+    """Open the weights of a model's folder, see ``model_folder.resolve``.
 
     Raises:
         ModelError: a file is missing, unreadable or unsupported.

@@ -38,9 +38,9 @@ from cospec.policies.goodput.length_optimizer import LengthChoice, allocate
 from cospec.policies.goodput.length_problem import LengthProblem, Solve
 from cospec.policies.goodput.level_rates import LevelRates
 from cospec.policies.goodput.num_drafters import NumDrafters
+from cospec.policies.goodput.observed_steps import ObservedSteps
 from cospec.policies.goodput.sequence_selection import SequenceSelection
-from cospec.policies.goodput.shape_choice import ShapeChoice
-from cospec.policies.goodput.split_multi_step import ObservedSteps
+from cospec.policies.goodput.shape_menus import ShapeChoice
 from cospec.policies.goodput.step_costs import LengthInputs, StepBounds, StepCosts
 from cospec.policies.latency.step import StepLatency
 from cospec.policies.policy_build_context import PolicyContext

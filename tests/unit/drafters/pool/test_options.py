@@ -20,7 +20,7 @@ from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.pool.options import NamedDrafter, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError, InvalidInput, ModelError
-from cospec.models.checkpoint import resolve
+from cospec.models.model_folder import resolve
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.sampling_params import SamplingParams

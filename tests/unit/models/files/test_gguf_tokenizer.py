@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, normalizers, trainers
 from tokenizers.models import BPE
 
 from cospec.errors import ModelError
-from cospec.models.checkpoint import ZOO, zoo_members
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, read_tokenizer
 from cospec.models.loading import load_tokenizer
+from cospec.models.model_folder import ZOO, zoo_members
 from harness.gguf_files import write_tokenizer
 
 TEXTS = (

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from cospec.errors import CospecError, ModelError
-from cospec.models.checkpoint import resolve
 from cospec.models.files.weight_source_selection import open_source
+from cospec.models.model_folder import resolve
 from harness.gguf_files import rewrite, write_model
 
 WRONG: tuple[Any, ...] = (0, 2**31, -5, "x", float("nan"), [1, 2], None)

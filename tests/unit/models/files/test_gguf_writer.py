@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.checkpoint import resolve
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_writer import write_gguf
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import load_model, load_tokenizer
+from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from harness.gguf_files import write_model
 from harness.gguf_models import MODELS

@@ -19,7 +19,7 @@ from pydantic import Field
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.errors import ModelError
-from cospec.models.checkpoint import weight_files
+from cospec.models.model_folder import weight_files
 from cospec.plugin_options import Options
 
 EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # the second where both embeddings are one

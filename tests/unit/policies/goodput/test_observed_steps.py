@@ -10,7 +10,7 @@ import pytest
 from cospec.core.stats import StepStats
 from cospec.core.types import Commit
 from cospec.policies.fixed import Fixed
-from cospec.policies.goodput.split_multi_step import split_steps
+from cospec.policies.goodput.observed_steps import split_steps
 from harness.execution import CPU, World, as_one, steady
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from cospec.errors import ModelError
-from cospec.models.checkpoint import resolve, weight_files
+from cospec.models.model_folder import resolve, weight_files
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 

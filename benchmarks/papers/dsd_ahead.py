@@ -1,0 +1,72 @@
+"""Several windows of one request in flight, and two nodes over several hundred tokens, emulated over processes."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+from benchmarks.papers.common import How, Section
+from benchmarks.papers.dsd_measured import speed, times
+from benchmarks.papers.sources import Found, Results, Source
+
+AHEAD = Source(
+    "dsd_ahead",
+    "python -m benchmarks.dsd --nodes 4 --ratios 0 3 --tokens 160 --repeats 1 --name dsd_ahead",
+    How.EMULATED,
+)
+TWO = Source(
+    "dsd_two",
+    "python -m benchmarks.dsd --nodes 2 --ratios 3 10 --tokens 320 --repeats 1 --name dsd_two",
+    How.EMULATED,
+)
+LENGTHS, RATIOS = (1, 2, 4, 8), (0.0, 3.0)
+
+
+def ahead(results: Results) -> Section:
+    """What PipeInfer's windows and its early exit are worth."""
+    return Section(
+        "Several windows of one request in flight (PipeInfer): emulated over processes",
+        tuple(
+            results.row(
+                f"Windows of {length} draft tokens, N = 4, t₁ = {ratio:g} t₀ / N", "", AHEAD,
+                partial(windows, length=length, ratio=ratio),
+            )
+            for ratio, length in product(RATIOS, LENGTHS)
+        ),
+        "The mode `draft-ahead` on the pipeline of the section above. The drafter continues each window at once. With "
+        "several windows in flight each continuation is verified at once too, as far as it is valid with a probability "
+        "of at least 1 / N. Early exit: stages do not compute windows that earlier windows have refuted. A command to "
+        "skip a window takes the time of a link. Times are of one request and one run, whose tokens a traversal are "
+        "chance.",
+    )  # fmt: skip
+
+
+def two_nodes(results: Results) -> Section:
+    """The pipeline of two nodes, over more tokens."""
+    kinds = {"Time per token": times, "Speedup": speed}
+    return Section(
+        "Two nodes over 320 tokens: emulated over processes",
+        tuple(
+            results.row(f"{what}, N = 2, t₁ = {ratio:g} t₀ / N", "", TWO, partial(of, count=2, ratio=ratio))
+            for ratio in (3.0, 10.0)
+            for what, of in kinds.items()
+        ),
+        "As above, with 320 tokens instead of 48, so that chance leaves tokens a traversal nearer to the paper's 3.86.",
+    )
+
+
+def windows(found: Found, length: int, ratio: float) -> str:
+    """Milliseconds of a token with one window, with several, and what early exit is worth.
+
+    Raises:
+        KeyError: it was not measured.
+    """
+    for row in found["pipelines"][0]["rows"]:
+        if row["ratio"] == ratio:
+            ways = row["ahead"][str(length)]
+            one, several, late = (ways[name]["token"] for name in ("one", "several", "no early exit"))
+            return (
+                f"{one * 1e3:.1f} ms a token with one window, {several * 1e3:.1f} ms with several "
+                f"({one / several:.2f}×), {late * 1e3:.1f} ms without early exit"
+            )
+    raise KeyError(ratio)
