@@ -7,30 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from cospec.allowed_values import allowed, path
 from cospec.errors import InvalidInput, words
 
-# pydantic's names of errors
-OBJECTS = ("model_type", "dict_type", "mapping_type")
-BOUNDS = {
-    "greater_than_equal": "a number from {ge} up",
-    "less_than_equal": "a number up to {le}",
-    "greater_than": "a number above {gt}",
-    "less_than": "a number below {lt}",
-    "too_short": "a list of at least {min_length}",
-    "string_too_short": "a text of {min_length} characters or more",
-}
-KINDS = {
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_parsing": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-}
 DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
 OptionsT = TypeVar("OptionsT", bound="Options")
 
@@ -123,7 +102,7 @@ def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationErr
         found = _place(given, other)
         if found[: len(place)] == place and len(found) > len(place):
             first, place = other, found
-    name = where + ".".join(str(part) for part in place)
+    name = where + path(place)
     if first["type"] == "extra_forbidden":
         known = ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items())
         refused = InvalidInput(f"key {name}", first["input"], f"one of {known}" if known else "left out here")
@@ -131,7 +110,7 @@ def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationErr
         return refused
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
-    alike = [allowed(each) for each in (first, *others) if _place(given, each) == place]
+    alike = [allowed(cls, place, each) for each in (first, *others) if _place(given, each) == place]
     return InvalidInput(name, first["input"], " or ".join(dict.fromkeys(alike)))
 
 
@@ -143,15 +122,3 @@ def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
         if here or (isinstance(given, Mapping) and part in given):
             found, given = [*found, part], given[part]  # type: ignore[index]
     return (*found, error["loc"][-1]) if error["type"] == "missing" else tuple(found)
-
-
-def allowed(error: Mapping[str, Any]) -> str:
-    """Describe the allowed values without Python terms; ``error`` is an entry of ``ValidationError.errors()``."""
-    if error["type"] in OBJECTS:
-        return "an object"
-    if error["type"] in BOUNDS:
-        return BOUNDS[error["type"]].format(**error["ctx"])
-    if error["type"] in KINDS:
-        return KINDS[error["type"]]
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return (message[0].lower() + message[1:]).removeprefix("input should be ")

@@ -185,7 +185,7 @@ def import_plugins(modules: Iterable[str]) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise InvalidInput("plugins", words(f"{name} ({error})"), "modules that Python finds") from None
+            raise InvalidInput("plugin", words(f"{name} ({error})"), "a module that Python finds") from None
 
 
 def _package(entry: EntryPoint) -> str:

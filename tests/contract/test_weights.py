@@ -132,6 +132,6 @@ def test_options_choose_the_format() -> None:
     assert choose_format("int4", torch.bfloat16, CPU).name == "q4_0"
     for name, device in (("int3", CPU), ("bf16", CPU), ("int8", CUDA)):
         with pytest.raises(
-            InvalidInput, match=f"quantization is '{name}'; allowed is int8, q8_0, .* on a CPU, or None"
+            InvalidInput, match=f"quantization is '{name}'; allowed is on a CPU one of int8, q8_0, .*; otherwise absent"
         ):
             choose_format(name, torch.float32, device)

@@ -68,9 +68,9 @@ def test_stream_opens_each_choice_with_its_role(server: Running) -> None:
     ("messages", "param"),
     [
         ([], "messages"),
-        ([{"role": "tool", "content": "x"}], "messages.0.role"),
-        ([{"role": "user"}], "messages.0.content"),
-        ([{"role": "user", "content": 5}], "messages.0.content"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
         ([USER, {"role": "system", "content": "late"}], "messages"),
     ],
 )
@@ -84,7 +84,7 @@ def test_image_parts_are_refused(server: Running) -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     response = ask(server, image)
     assert response.status_code == 400
-    assert response.json()["error"]["param"].startswith("messages.0.content")
+    assert response.json()["error"]["param"].startswith("messages[0].content")
 
 
 @pytest.mark.parametrize("key", ["tools", "functions", "response_format", "tool_choice", "function_call"])

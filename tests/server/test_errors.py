@@ -38,7 +38,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"allowed_token_ids": [2**40]}, "allowed_token_ids", "ids from 0 to"),
         ({"bad_words_token_ids": [[]]}, "bad_words_token_ids", "non-empty lists"),
         ({"bad_words_token_ids": [[1, 2**40]]}, "bad_words_token_ids", "ids from 0 to"),
-        ({"bad_words_token_ids": [1]}, "bad_words_token_ids.0", "a list"),
+        ({"bad_words_token_ids": [1]}, "bad_words_token_ids[0]", "a list"),
         ({"logits_processors": {"a": 1}}, "logits_processors.a", "an object"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
         ({"max_tokens": 0}, "max_tokens", "echo"),
@@ -64,7 +64,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"stop": "\ud800"}, "stop", "whole Unicode characters"),
         ({"stop_token_ids": [2**70]}, "stop_token_ids", "ids from 0 to"),
         ({"logit_bias": {str(2**70): 1}}, "logit_bias", "ids from 0 to"),
-        ({"max_tokens": 2**70}, "max_tokens", "a number up to"),
+        ({"max_tokens": 2**70}, "max_tokens", "to 9223372036854775807"),
         ({"speculation": 5}, "speculation", "5"),
         ({"\ud800": 1}, "body", "a JSON object"),
         ({"suffix": "x" * 10_000}, "suffix", " ... "),
@@ -135,10 +135,10 @@ def test_failure_inside_a_stream_is_reported_in_the_stream(server: Running) -> N
 @pytest.mark.parametrize(
     ("body", "param", "expected"),
     [
-        ({"max_completion_tokens": 0}, "max_completion_tokens", "a number from 1 up"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "a whole number from 1 to 9223372036854775807"),
         ({"logprobs": True, "top_logprobs": 25}, "top_logprobs", "20"),
         ({"messages": []}, "messages", "a list of at least 1"),
-        ({"messages": [5]}, "messages.0", "an object"),
+        ({"messages": [5]}, "messages[0]", "an object"),
     ],
 )
 def test_chat_names_the_field_that_was_given(server: Running, body: dict[str, Any], param: str, expected: str) -> None:

@@ -46,7 +46,7 @@ BAD = [
     ({"method": "realign", "lambda": 1e30}, "ensemble.lambda is 1e+30"),
     ({"method": "weighted", "weights": [1e308, 1e308]}, "ensemble.weights is [1e+308, 1e+308]"),
     ({"method": "realign", "weights": [1e308, 1e308]}, "ensemble.weights is [1e+308, 1e+308]"),
-    ({"method": "realign", "weights": [float("inf"), -float("inf")]}, "ensemble.weights.0 is inf"),
+    ({"method": "realign", "weights": [float("inf"), -float("inf")]}, "ensemble.weights[0] is inf"),
     ({"method": "single", "x": 1}, "key ensemble.x is 1"),
     ({"method": "second", "mu": 1}, "key ensemble.mu is 1"),
     ({"method": "no-such-blend"}, "ensemble.method is 'no-such-blend'"),

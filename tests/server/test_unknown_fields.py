@@ -209,7 +209,7 @@ def test_tool_messages_are_refused_with_the_reason(server: Running) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
     tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
     assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[USER, tool]), "messages.1.role")
-    assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[call]), "messages.0.tool_calls")
+    assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[call]), "messages[0].tool_calls")
 
 
 def test_top_logprobs_of_nothing_need_no_logprobs(server: Running) -> None:

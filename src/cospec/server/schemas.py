@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
-from cospec import plugin_options
+from cospec.allowed_values import allowed, path
 from cospec.core.types import SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -292,20 +292,20 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     parts = list(takewhile(lambda part: not _UNION_MEMBER.fullmatch(str(part)), first["loc"]))
     if not parts:  # a key that is no text belongs to no field
         return InvalidInput("body", words(f"an object that cannot be read ({first['msg']})"), "a JSON object")
-    path = ".".join(str(part) for part in parts)
+    name = path(parts)
     if first["type"] == "extra_forbidden":
         return unknown_key(schema, parts, first["input"])
     if first["type"] == "missing":
-        return InvalidInput(path, words("missing"), "a value")
+        return InvalidInput(name, words("missing"), "a value")
     # A union reports one error per member. The first member, a string, gets the whole value.
-    return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), plugin_options.allowed(first)))
+    return InvalidInput(name, first["input"], UNIONS.get(str(parts[-1]), allowed(schema, parts, first)))
 
 
 def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:
     """Return the error about an unknown key, with the allowed keys at its ``place``."""
-    path = ".".join(str(part) for part in place)
-    refused = InvalidInput(f"key {path}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
-    refused.field = path
+    name = path(place)
+    refused = InvalidInput(f"key {name}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
+    refused.field = name
     return refused
 
 

@@ -25,7 +25,7 @@ from harness.llamas import VOCAB, write_pair
 from harness.toys import make_request, run_all, tokens_of
 
 QUANTIZED = [name for name in WEIGHT_FORMATS if WEIGHT_FORMATS.load(name).dtype is None]
-FORMATS = ", ".join((*QUANTIZED, *OTHER_NAMES)) + " on a CPU, or None."
+FORMATS = f"on a CPU one of {', '.join((*QUANTIZED, *OTHER_NAMES))}; otherwise absent."
 HEADS = {"method": "heads", "heads": "zoo:heads"}
 
 

@@ -187,7 +187,7 @@ def test_extremes_are_numbers() -> None:
         (
             {"method": "realign", "weights": [float("inf"), -float("inf")]},
             2,
-            "ensemble.weights.0 is inf",
+            "ensemble.weights[0] is inf",
         ),
         ({"method": "weighted", "weights": [0.6, 0.6]}, 2, "whose sum is 1.2"),
         (

@@ -156,7 +156,7 @@ def choose_format(
         return fitting[0] if fitting else formats["fp32"]
     found = formats.get(OTHER_NAMES.get(quantization, quantization))
     if found is None or found.dtype is not None or device.type not in found.devices:
-        raise InvalidInput(field, quantization, f"{', '.join(quantizations())} on a CPU, or None")
+        raise InvalidInput(field, quantization, f"on a CPU one of {', '.join(quantizations())}; otherwise absent")
     return found
 
 
