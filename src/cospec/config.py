@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Dtype, KVCacheDtype, ModelOptions, Options, parse
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES
 
 LONGEST_DRAFT = 64
 
@@ -83,6 +84,18 @@ class SpeculativeConfig(Options):
                 name = f"speculative_config.drafters[{number}] {each.get('name', each.get('method'))!r}: cores"
                 found[name] = tuple([core for core in cores if isinstance(core, int) and core >= 0])
         return {name: cores for name, cores in found.items() if cores}
+
+    def check_names(self) -> None:
+        """Check the names of plug-ins without an import of any plug-in.
+
+        Raises:
+            InvalidInput: a table has no such name.
+        """
+        DRAFTERS.check(self.method, "off")
+        ACCEPTANCE_METHODS.check(self.acceptance_method, "auto")
+        EXECUTION_MODES.check(self.execution_mode)
+        POLICIES.check(self.policy, "auto")
+        EXECUTORS.check(self.drafter_executor)
 
     def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees.
@@ -256,7 +269,8 @@ class EngineConfig(Options):
         """Build from plain keys; ``speculative_config`` may be a mapping, JSON text or None.
 
         Raises:
-            InvalidInput: a key is unknown, or a value is out of bounds. The error names the field.
+            InvalidInput: a key or a plug-in is unknown, or a value is out of bounds. The error names the field. Names
+                that ``plugins`` may register are checked where these modules are imported.
         """
         values = dict(given)
         speculative = values.pop("speculative_config", None)
@@ -264,7 +278,10 @@ class EngineConfig(Options):
             speculative = read_json(speculative, "speculative_config")
         if speculative is not None and not isinstance(speculative, SpeculativeConfig):
             speculative = speculative_config(speculative)
-        return parse(cls, {**_ensemble(values), "speculative_config": speculative})
+        config = parse(cls, {**_ensemble(values), "speculative_config": speculative})
+        if config.speculative_config is not None and not config.plugins:
+            config.speculative_config.check_names()
+        return config
 
     @property
     def prices(self) -> dict[str, float]:
@@ -293,6 +310,9 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(models, list | tuple) or not models:
         raise InvalidInput("models", models, "a list of models")
     members = [_member(number, given) for number, given in enumerate(models)]
+    if len(models) > 1 and values.get("ensemble") is None:
+        allowed = """an object for several models, such as {"method": "weighted"}"""
+        raise InvalidInput("ensemble", words("missing"), allowed)
     served = values.get("served_model_name") or "+".join([member.model for member in members])
     return {**values, "models": members, "model": members[0].model, "served_model_name": served}
 

@@ -55,9 +55,10 @@ class LLM:
         **options: Any,
     ) -> None:
         given = {"model": str(model), "models": models, "ensemble": ensemble, "speculative_config": speculative_config}
+        config = EngineConfig.build(given | without_vllm_options(options))
         from cospec.assembly.build import build_engine  # heavy imports, only for an engine that loads models
 
-        self._open(build_engine(EngineConfig.build(given | without_vllm_options(options))))
+        self._open(build_engine(config))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
-from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, hub_of, same_tokens, share_cores
+from cospec.assembly.drafters import (
+    EngineHost,
+    build_drafter,
+    check_drafters,
+    closed_on_error,
+    hub_of,
+    methods,
+    same_tokens,
+    share_cores,
+)
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
 from cospec.assembly.sharding import load_target, refuse_shards
@@ -21,7 +30,7 @@ from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
-from cospec.drafters.pool.options import called, check_cores
+from cospec.drafters.pool.options import check_cores
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
@@ -46,7 +55,7 @@ from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_n
 from cospec.plugin_options import ENGINE_THREAD, ModelOptions, parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
-from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, import_plugins
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTORS, POLICIES, import_plugins
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +101,9 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     library.use_instruction_set(config.instruction_set)
     if config.models is not None or config.ensemble is not None:
         return _ensemble_parts(config)
-    path = resolve(config.model)
-    options = load_options(config)
-    speculative = resolve_speculation(config)
+    options, speculative = load_options(config), resolve_speculation(config)
     _check(speculative)
+    path = resolve(config.model)
     models = [(str(path), options), *_drafting(speculative, config.model, options)]
     options = replace(options, budget=cache_budget(models), keep_hidden_states=_reads_hidden_states(speculative))
     target, end_target = load_target(config, models, options)
@@ -134,7 +142,7 @@ def _costs(
     if drafter is None or not config.measure_at_start or not policy.needs_latency:
         return LatencyModels()
     if _elsewhere(speculative.drafter_executor) or any(
-        _elsewhere(own.get("executor")) for where, _, own in _methods(speculative) if where
+        _elsewhere(own.get("executor")) for where, _, own in methods(speculative) if where
     ):
         return LatencyModels()  # other machines join later
     names = (
@@ -275,35 +283,19 @@ def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
 
 
 def _check(speculative: SpeculativeConfig) -> None:
-    """Refuse unknown names before any weight is read."""
-    DRAFTERS.check(speculative.method, "off")
-    ACCEPTANCE_METHODS.check(speculative.acceptance_method, "auto")
-    EXECUTION_MODES.check(speculative.execution_mode)
+    """Refuse unknown names and options before any weight is read."""
+    speculative.check_names()
     check_policy(speculative)
-    EXECUTORS.check(speculative.drafter_executor)
     check_cores("speculative_config.drafter_cores", speculative.drafter_cores, speculative.drafter_executor)
     if speculative.method == "off" and speculative.options:
         key = next(iter(speculative.options))
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
-
-
-def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """How errors call it, method and options of the drafter and of a pool's members; what is no method is left out."""
-    if speculative.method == "off" or speculative.policy == "off":
-        return []
-    fields = DRAFTERS.load(speculative.method).Options.model_fields
-    members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)
-    found: list[tuple[str, str, Mapping[str, Any]]] = [("", speculative.method, speculative.options)]
-    for number, member in enumerate(members if isinstance(members, list) else []):
-        method = member.get("method") if isinstance(member, dict) else None
-        if isinstance(method, str) and DRAFTERS.knows(method):
-            found.append((called(number, member.get("name", method)), method, member))
-    return found
+    check_drafters(speculative)
 
 
 def _reads_hidden_states(speculative: SpeculativeConfig) -> bool:
     """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
-    return any(DRAFTERS.load(method).reads_hidden_states for _, method, _ in _methods(speculative))
+    return any(DRAFTERS.load(method).reads_hidden_states for _, method, _ in methods(speculative))
 
 
 def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[tuple[str, LoadOptions]]:
@@ -314,7 +306,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         InvalidInput: a drafter has weights of an unknown dtype or quantization.
     """
     found = []
-    for where, method, own in _methods(speculative):
+    for where, method, own in methods(speculative):
         name = own.get("model") or default_drafter(target)
         executor = own.get("executor", ENGINE_THREAD.executor) if where else speculative.drafter_executor
         if _elsewhere(executor):

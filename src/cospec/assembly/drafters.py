@@ -19,6 +19,7 @@ from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
 from cospec.drafters.cross_tokenizer import MappedVocab, SharedVocab
 from cospec.drafters.interfaces import TargetInfo, VocabMapping
+from cospec.drafters.pool.options import called
 from cospec.errors import InvalidInput, words
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.models.model_folder import read_object
@@ -193,6 +194,30 @@ def same_tokens(first: Path, second: Path) -> bool:
         return True
     vocabularies = [read_object(file).get("model", {}).get("vocab") for file in files]
     return bool(vocabularies[0] == vocabularies[1])
+
+
+def check_drafters(speculative: SpeculativeConfig) -> None:
+    """Refuse unknown options of the drafter and of a pool's members, before any weight is read."""
+    for where, method, own in methods(speculative):
+        given = {key: value for key, value in own.items() if key not in (*DrafterPlace.model_fields, "method")}
+        try:
+            parse(DRAFTERS.load(method).Options, given if where else _given_options(speculative), "speculative_config.")
+        except InvalidInput as error:
+            raise error.within(where) if where else error from None
+
+
+def methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """How errors call it, method and options of the drafter and of a pool's members; what is no method is left out."""
+    if speculative.method == "off" or speculative.policy == "off":
+        return []
+    fields = DRAFTERS.load(speculative.method).Options.model_fields
+    members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)
+    found: list[tuple[str, str, Mapping[str, Any]]] = [("", speculative.method, speculative.options)]
+    for number, member in enumerate(members if isinstance(members, list) else []):
+        method = member.get("method") if isinstance(member, dict) else None
+        if isinstance(method, str) and DRAFTERS.knows(method):
+            found.append((called(number, member.get("name", method)), method, member))
+    return found
 
 
 def _given_options(speculative: SpeculativeConfig) -> dict[str, Any]:

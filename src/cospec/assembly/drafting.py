@@ -78,8 +78,7 @@ def _closers(drafter: Drafter | None, executor: Executor | None) -> tuple[Callab
 
 
 def check_policy(speculative: SpeculativeConfig) -> None:
-    """Refuse an unknown policy, or options that it does not have, before any weight is read."""
-    POLICIES.check(speculative.policy, "auto")
+    """Refuse options that the policy does not have, before any weight is read."""
     parse(
         POLICIES.load(speculative.policy_name).Options, speculative.policy_options, "speculative_config.policy_options."
     )

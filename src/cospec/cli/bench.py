@@ -64,7 +64,7 @@ app.command()(serve)
 def compare(
     systems: Annotated[
         list[str],
-        typer.Argument(help="NAME=WHAT, the baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."),
+        typer.Argument(metavar="NAME=WHAT", help="The baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."),
     ],
     prompts: bench.PromptFlags,
     decoding: bench.DecodingFlags,

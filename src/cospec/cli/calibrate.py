@@ -15,8 +15,11 @@ from cospec.errors import InvalidInput, words
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="The target: zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")],
-    drafter: Annotated[str, typer.Argument(help="The drafter, with the target's vocabulary.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="The target: zoo, zoo:NAME, a folder, a GGUF file, or a hub name."),
+    ],
+    drafter: Annotated[str, typer.Argument(metavar="DRAFTER", help="The drafter, with the target's vocabulary.")],
     references: Annotated[
         Path, typer.Option(metavar="FILE", help="JSON lines with prompt (or turns) and reference, the answer.")
     ],
@@ -30,9 +33,9 @@ def calibrate(
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Fit the key tokens of the blend adaptive.
+    """Fit the blend adaptive to reference answers.
 
-    Prints the option --ensemble with lambda1, lambda2 and lambda3, and what the option gains and loses.
+    The fit finds key tokens. Prints the option --ensemble with lambda1, lambda2 and lambda3, and what the option gains and loses.
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig

@@ -30,7 +30,8 @@ Tokens that a drafter wrote and the target accepted are coloured, one colour per
 
 
 def chat(
-    model: options.Models = None,
+    model: options.ModelArgument = None,
+    models: options.Models = None,
     ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
@@ -58,13 +59,13 @@ def chat(
 
     from cospec.config import read_json
 
+    chosen = options.chosen_models(models or [], model) | present(ensemble=ensemble, collaboration=collaboration)
     given = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
     params = options.sampling_params(sampling_params, LONGEST, **given)
     config = read_json(speculative_config, "speculative_config") if speculative_config else None
 
     from cospec.llm import LLM
 
-    chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)
     rest = present(
         max_model_len=max_model_len,
         device=device,

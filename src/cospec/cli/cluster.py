@@ -16,7 +16,10 @@ Name = Annotated[str, typer.Option(help="The cluster's name.")]
 @app.command()
 def up(
     file: Annotated[
-        Path | None, typer.Argument(help="YAML or JSON file that declares the cluster.", show_default="one replica")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="YAML or JSON file that declares the cluster.", show_default="one replica"
+        ),
     ] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster that runs.", show_default="start Ray on this machine")

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def doctor(
     model: Annotated[
-        str, typer.Argument(help="The model to plan for: zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="The model to plan for: zoo, zoo:NAME, a folder, a GGUF file, or a hub name."
+        ),
     ] = "zoo",
     speculative_config: options.SpeculativeConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
@@ -34,7 +33,7 @@ from cospec.errors import CospecError
 from cospec.process_utils import fast_exit
 
 
-class _Sentences(TyperGroup):
+class _Sentences(help.Group):
     """Shows errors that a user can act on as one sentence."""
 
     def invoke(self, ctx: Any) -> Any:

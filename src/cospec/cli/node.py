@@ -1,4 +1,4 @@
-"""``cospec node``: drafter nodes join a server, and show their status."""
+"""``cospec node``: this machine drafts for a server, and shows the status of drafter nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 
-app = typer.Typer(no_args_is_help=True, help="Run drafters on other machines.")
+app = typer.Typer(no_args_is_help=True, help="Draft on this machine for a server.")
 COLUMNS = (
     "node",
     "drafter",
@@ -31,7 +31,9 @@ COLUMNS = (
 
 @app.command()
 def join(
-    address: Annotated[str, typer.Argument(help="The server's drafter_nodes.bind, such as tcp://HOST:5710.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="The server's drafter_nodes.bind, such as tcp://HOST:5710.")
+    ],
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +70,7 @@ def join(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where the keys are written.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the keys are written.")],
     name: Annotated[
         list[str] | None, typer.Option(help="A node's name; repeat for several.", show_default="node")
     ] = None,
@@ -83,7 +85,7 @@ def keys(
 
 @app.command()
 def status(
-    url: Annotated[str, typer.Argument(help="The server's address.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="COSPEC_API_KEY", help="The server's API key.")] = None,
 ) -> None:

@@ -16,11 +16,18 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; several models form an ensemble.",
+        metavar="MODEL",
+        help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; repeat for an ensemble, which --ensemble defines.",
         show_default="zoo",
     ),
 ]
-Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")]
+Model = Annotated[str, typer.Option(metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; or --model.", show_default="zoo"
+    ),
+]
 SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
@@ -107,7 +114,7 @@ InstructionSet = Annotated[
 Native = Annotated[
     str | None,
     typer.Option(
-        help="auto, or off: steps, acceptance methods, drafting and the drafter pool run in Python.",
+        help="auto uses the native library; off runs steps, acceptance methods, drafting and pools in Python.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -143,8 +150,22 @@ SamplingJson = Annotated[
 ]
 
 
-def chosen_models(names: list[str]) -> dict[str, Any]:
-    """Return the configuration of one model, or of an ensemble."""
+def chosen_models(names: list[str], argument: str | None = None) -> dict[str, Any]:
+    """Return the configuration of one model, or of an ensemble.
+
+    Args:
+        names: the values of ``--model``.
+        argument: the model that the command has as an argument.
+
+    Raises:
+        InvalidInput: there are an argument and options.
+    """
+    from cospec.errors import InvalidInput, words
+
+    if argument is not None and names:
+        given = words(f"{argument} as an argument and {', '.join(names)} with --model")
+        raise InvalidInput("model", given, "one argument, or --model for each model of an ensemble")
+    names = names if argument is None else [argument]
     if len(names) > 1:
         return {"models": names}
     return {"model": names[0]} if names else {}

@@ -17,7 +17,7 @@ HEAD = ("model", "points", "context ns/token", "token Âµs", "knees", "sequence Â
 
 def profile(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")
+        list[str], typer.Argument(metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")
     ],
     drafter: Annotated[
         list[str] | None, typer.Option(help="Also measure this model's steps as a drafter; may be repeated.")

@@ -16,7 +16,7 @@ from cospec.errors import InvalidInput
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")],
     output: Annotated[
-        Path | None, typer.Argument(metavar="[OUT.gguf]", help="The file to write; without one, --text is needed.")
+        Path | None, typer.Argument(metavar="OUT.gguf", help="The file to write; without one, --text is needed.")
     ] = None,
     kind: Annotated[
         str, typer.Option("--type", help="Type of linear weights, such as q4_0, q8_0 or bf16; embeddings become q8_0.")

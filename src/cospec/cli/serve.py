@@ -29,9 +29,7 @@ MODEL_KEYS = {"model", "models"}
 
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Argument(help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.", show_default="zoo")
-    ] = None,
+    model: options.ModelArgument = None,
     models: options.Models = None,
     ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
@@ -41,8 +39,9 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"An API key; repeat for several. {KEY_VARIABLE} is read, too.",
+            help="An API key; repeat for several.",
             rich_help_panel=ACCESS,
+            show_default=f"api_key in --config, otherwise {KEY_VARIABLE}",
         ),
     ] = None,
     api_key_file: Annotated[
@@ -82,7 +81,7 @@ def serve(
         typer.Option(
             help="Outputs that run or wait; further calls get status 429.",
             rich_help_panel=QUEUE,
-            show_default="four times --max-num-seqs",
+            show_default="four times --max-num-seqs, at least --max-outputs",
         ),
     ] = None,
     max_key_share: Annotated[
@@ -160,23 +159,22 @@ def serve(
     """Serve a model over an OpenAI-compatible HTTP API."""
     # Every option has the name of its field, with these exceptions.
     given = {name: value for name, value in context.params.items() if name not in (*MODEL_KEYS, "config")}
-    given |= {"api_key": api_key or _key_of_environment()}
-    given = options.chosen_models([*([model] if model else []), *(models or [])]) | {
+    given = options.chosen_models(models or [], model) | {
         name: value for name, value in given.items() if value not in (None, [], ())
     }
     read = _from_file(config)
     if given.keys() & MODEL_KEYS:  # one model and several models are different keys
         read = {key: value for key, value in read.items() if key not in MODEL_KEYS}
-    start({**read, **given})
+    start({**_key_of_environment(), **read, **given})
 
 
-def _key_of_environment() -> list[str] | None:
-    """Return the key of the environment variable.
+def _key_of_environment() -> dict[str, list[str]]:
+    """Return the option ``api_key`` of the environment variable, if there is one.
 
     An empty variable is an empty key, which is refused; typer would treat the variable as absent.
     """
     found = os.environ.get(KEY_VARIABLE)
-    return None if found is None else [found]
+    return {} if found is None else {"api_key": [found]}
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
@@ -211,6 +209,6 @@ def start(given: dict[str, Any]) -> None:
     def say(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
-    # The engine's process prints its report between these two lines, see ``metrics.summary``.
+    # The engine's process prints its report between these two lines, see ``metrics.start_report``.
     say(f"cospec {cospec.__version__} starts and loads {name}")
     run(config, settings, lambda url: say(f"cospec serves {name} at {url}"))

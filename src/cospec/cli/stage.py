@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Run pipeline stages on other machines.")
+app = typer.Typer(no_args_is_help=True, help="Run pipeline stages on this machine for an engine.")
 
 
 @app.command()
@@ -33,7 +33,7 @@ def host(
 
 
 @app.command()
-def token(file: Annotated[Path, typer.Argument(help="The file to write; an existing file stays.")]) -> None:
+def token(file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; an existing file stays.")]) -> None:
     """Write a new secret, readable by its owner only."""
     from cospec.errors import InvalidInput
 

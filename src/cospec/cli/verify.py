@@ -23,8 +23,8 @@ def verify(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL...",
-            help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; several form an ensemble.",
+            metavar="MODEL",
+            help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name; several form the ensemble of --ensemble.",
             show_default="zoo",
         ),
     ] = None,

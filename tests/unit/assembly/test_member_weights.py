@@ -70,7 +70,7 @@ def test_proposals_of_members_in_several_formats_keep_the_text(pair: tuple[str, 
 
 
 def test_members_reach_the_engine_process() -> None:
-    config = EngineConfig.build({"models": ["a", {"model": "b", "quantization": "int8"}]})
+    config = EngineConfig.build({"models": ["a", {"model": "b", "quantization": "int8"}], "ensemble": {"method": "weighted"}})
     codec = Codec(EngineConfig)
     assert codec.decode(codec.encode(config)) == config
     assert config.models is not None and (config.model, config.served_model_name) == ("a", "a+b")
@@ -101,5 +101,5 @@ def test_an_unknown_quantization_names_its_member(pair: tuple[str, str]) -> None
 
 
 def test_folders_are_models(tmp_path: Path) -> None:
-    config = EngineConfig.build({"models": [tmp_path, "b"]})
+    config = EngineConfig.build({"models": [tmp_path, "b"], "ensemble": {"method": "weighted"}})
     assert config.models is not None and config.models[0].model == str(tmp_path)

@@ -39,13 +39,10 @@ def test_generate_takes_several_models(llm: type[FakeLLM], cospec_command: Comma
     assert (config.collaboration.proposal, config.collaboration.gamma) == ("naive", 3)
 
 
-@pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "a", "--model", "b"]])
-def test_serve_takes_several_models(
-    cospec_command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_serve_takes_several_models(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr("cospec.cli.serve.start", given.update)
-    assert cospec_command("serve", *arguments, "--ensemble", LAW).exit_code == 0
+    assert cospec_command("serve", "--model", "a", "--model", "b", "--ensemble", LAW).exit_code == 0
     assert given == {"models": ["a", "b"], "ensemble": LAW}
 
 
@@ -55,3 +52,19 @@ def test_serve_takes_one_model(cospec_command: Command, monkeypatch: pytest.Monk
         monkeypatch.setattr("cospec.cli.serve.start", given.update)
         assert cospec_command("serve", *arguments).exit_code == 0
         assert given == {"model": "a"}
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["a", "--model", "b"], "model is a as an argument and b with --model; allowed is one argument, or --model"),
+        (["--model", "a", "--model", "b"], "ensemble is missing; allowed is an object for several models"),
+    ],
+)
+def test_no_ensemble_is_made_unasked(
+    cospec_command: Command, command: str, arguments: list[str], sentence: str
+) -> None:
+    result = cospec_command(command, *arguments)
+    assert result.exit_code == 1
+    assert sentence in result.stderr

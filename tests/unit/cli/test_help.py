@@ -55,6 +55,7 @@ def test_every_option_has_its_whole_name_and_its_default(cospec_command: Command
     output = cospec_command(*path, "--help").output
     assert max(map(len, output.splitlines())) <= 80
     assert "\u2026" not in output
+    assert "<" not in output.replace("<=", "")
     said = entries(output)
     for param in COMMANDS[path].params:
         if param.param_type_name != "option" or param.name == "help":

@@ -37,6 +37,35 @@ def test_wrong_usage_exits_with_two(cospec_command: Command, arguments: list[str
     assert cospec_command(*arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nope"], "'nope' is no command; allowed is one of serve, generate, chat"),
+        (["bench", "speed"], "'speed' is no command; allowed is one of latency, serve, compare"),
+        (["serve", "--stage-timeout", "3"], "stage_timeout is a key of LLM(...) and of `cospec serve --config FILE`."),
+        (["generate", "--min-p=0.1"], "--min-p is no option of this command; min_p is a key of --sampling-params."),
+    ],
+)
+def test_wrong_usage_names_what_is_allowed(cospec_command: Command, arguments: list[str], sentence: str) -> None:
+    result = cospec_command(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_unknown_names_are_refused_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from cospec import LLM\n"
+        "from cospec.errors import InvalidInput\n"
+        "try:\n"
+        "    LLM(speculative_config={'method': 'x'})\n"
+        "except InvalidInput as error:\n"
+        "    print('torch' in sys.modules, error.field)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False speculative_config.method"
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
@@ -74,6 +103,38 @@ def test_serve_passes_options_on(cospec_command: Command, served: Calls, monkeyp
     assert (settings.port, settings.host, settings.api_key) == (0, "0.0.0.0", ("from the environment",))
 
 
+@pytest.mark.parametrize(
+    ("line", "file", "keys"),
+    [
+        ([], "{}", ["environment"]),
+        ([], "api_key: [file, other]", ["file", "other"]),
+        ([], "api-key: [file]", ["file"]),
+        (["--api-key", "line"], "api_key: [file]", ["line"]),
+    ],
+)
+def test_the_key_of_the_environment_replaces_no_other(
+    cospec_command: Command,
+    served: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    line: list[str],
+    file: str,
+    keys: list[str],
+) -> None:
+    monkeypatch.setenv("COSPEC_API_KEY", "environment")
+    (tmp_path / "c.yaml").write_text(file)
+    assert cospec_command("serve", *line, "--config", tmp_path / "c.yaml").exit_code == 0
+    ((_, settings),) = served
+    assert list(settings.api_key) == keys
+
+
+def test_names_of_plugins_are_checked_where_the_modules_are_imported(cospec_command: Command, served: Calls) -> None:
+    own = ["--plugin", "mine", "--speculative-config", '{"method": "mine"}']
+    assert cospec_command("serve", *own).exit_code == 0
+    ((config, _),) = served
+    assert config.speculative_config is not None and config.speculative_config.method == "mine"
+
+
 def test_serve_defaults(cospec_command: Command, served: Calls) -> None:
     assert cospec_command("serve").exit_code == 0
     ((config, settings),) = served
@@ -92,7 +153,7 @@ def test_command_line_wins_over_file(cospec_command: Command, served: Calls, tmp
 
 @pytest.mark.parametrize(
     ("file", "line", "models"),
-    [("models: [a, b]", ["c"], None), ("model: a", ["--model", "b", "--model", "c"], ["b", "c"])],
+    [("models: [a, b]", ["c"], None), ("model: a", ["--model", "b", "--model", "c", "--ensemble", '{"method": "single"}'], ["b", "c"])],
 )
 def test_models_of_the_command_line_win_however_many(
     cospec_command: Command, served: Calls, tmp_path: Path, file: str, line: list[str], models: list[str] | None
@@ -114,6 +175,11 @@ def test_models_of_the_command_line_win_however_many(
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
         (["--speculative-config", "[]"], "speculative_config is '[]'"),
         (["--speculative-config", '{"num_speculative_tokens": "x"}'], "speculative_config.num_speculative_tokens"),
+        (["--speculative-config", '{"method": "x"}'], "speculative_config.method is 'x'; allowed is one of draft_model"),
+        (["--speculative-config", '{"policy": "x"}'], "speculative_config.policy is 'x'"),
+        (["--speculative-config", '{"acceptance_method": "x"}'], "speculative_config.acceptance_method is 'x'"),
+        (["--speculative-config", '{"execution_mode": "x"}'], "speculative_config.execution_mode is 'x'"),
+        (["--speculative-config", '{"drafter_executor": "x"}'], "speculative_config.drafter_executor is 'x'"),
         (["--config", "/does/not/exist"], "config is '/does/not/exist'"),
     ],
 )

@@ -62,7 +62,7 @@ BAD_LAWS = [
 ]
 
 
-PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
+PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted"}}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
         ({"models": ["zoo"]}, "models is zoo"),
         ({"models": []}, "models is []"),
         ({"models": "zoo"}, "a list of models"),
-        ({"models": ["zoo", "no/such-folder"]}, "no/such-folder"),
+        ({"models": ["zoo", "no/such-folder"], "ensemble": {"method": "single"}}, "no/such-folder"),
+        ({"models": ["zoo", "zoo:drafter"]}, "ensemble is missing"),
         (
             {"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "weights": [0.6, 0.5]}},
             "whose sum is 1.1",
@@ -81,11 +82,11 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
             "ensemble.lambda is 1.5",
         ),
         ({"models": ["zoo", "zoo:drafter"], "ensemble": "{"}, "ensemble"),
-        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "for each of the 2 models"),
+        (PAIR | {"collaboration": {"gamma": [1, 2, 3]}}, "for each of the 2 models"),
         (PAIR | {"collaboration": {"gamma": 0}}, "collaboration.gamma is 0"),
         (PAIR | {"collaboration": {"gamma": [2, "x"]}}, "gamma is [2, 'x']"),
         (PAIR | {"ensemble": {}}, "ensemble.method is missing"),
-        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposer": 2}}, "from 0 to 1"),
+        (PAIR | {"collaboration": {"proposer": 2}}, "from 0 to 1"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposal": "both"}}, "collaboration.proposal"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
         (
@@ -215,7 +216,7 @@ def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         build_components(EngineConfig.build(given))
     with pytest.raises(CospecError, match="no/such-folder"):
         build_components(EngineConfig.build({**given, "plugins": ["blend_plugin"]}))
-    with pytest.raises(InvalidInput, match=r"plugins is no_such_plugin \(No module .*\)"):
+    with pytest.raises(InvalidInput, match=r"plugin is no_such_plugin \(No module .*\)"):
         build_components(EngineConfig.build({"plugins": ["no_such_plugin"]}))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.plugin_options import DrafterPlace, Options, parse
-from cospec.registry import DRAFTERS, EXECUTORS
+from cospec.registry import COMBINERS, DRAFTERS, EXECUTORS, ROUTINGS, PluginTable
 
 WHERE = "speculative_config.drafters"
 RESERVED = ("target", "bonus")  # other sources of tokens
@@ -43,6 +44,14 @@ class PoolOptions(Options):
     deadline: float | None = Field(default=None, gt=0, strict=False)
     at_most: int | None = Field(default=None, ge=1)
     token_steps: bool | None = None
+
+    @field_validator("combiner", "routing")
+    @classmethod
+    def _check_name(cls, name: str, info: ValidationInfo) -> str:
+        table: PluginTable[Any] = COMBINERS if info.field_name == "combiner" else ROUTINGS
+        if not table.knows(name):
+            raise PydanticCustomError("name", "one of {names}", {"names": ", ".join(table.names)})
+        return name
 
 
 @dataclass(frozen=True, slots=True)
