@@ -23,7 +23,7 @@ from cospec.bench.roofline import bandwidth as measured_bandwidth
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache, LayerShape, block_bytes
-from cospec.models.kv_cache_dtype import CACHE_DTYPES, encode
+from cospec.models.kv_cache_formats import CACHE_DTYPES, encode
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.models.perplexity import perplexity
 from cospec.native import operators

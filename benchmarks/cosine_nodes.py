@@ -30,7 +30,7 @@ from benchmarks.common import DOMAINS, ROOT, prompts, write
 from benchmarks.node_overhead import free_address
 from cospec import LLM, SamplingParams
 from cospec.assembly.drafters import set_threads
-from cospec.assembly.node_drafters import build_offers
+from cospec.assembly.drafters_of_node import build_offers
 from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
 from cospec.config import EngineConfig, LinkConfig
 from cospec.core.drafter_capabilities import TokenScores

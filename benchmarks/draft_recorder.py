@@ -22,8 +22,8 @@ from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.plugin_options import Options
-from cospec.policies.per_request import PerRequestPolicy
 from cospec.policies.policy_build_context import PolicyContext
+from cospec.policies.requested_policy import RequestedPolicy
 
 Floats = npt.NDArray[np.floating]
 
@@ -101,5 +101,5 @@ def recording_engine(config: EngineConfig) -> tuple[Engine, DraftRecorder]:
     cospec.register_policy("recorder", DraftRecorder)
     engine = Engine(build_components(config), config)
     policy = engine.scheduler.policy
-    assert isinstance(policy, PerRequestPolicy) and isinstance(policy.default, DraftRecorder)
+    assert isinstance(policy, RequestedPolicy) and isinstance(policy.default, DraftRecorder)
     return engine, policy.default

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.common import prompts, write
 from cospec.assembly.build import default_drafter, load_options
 from cospec.assembly.drafters import EngineHost, TargetFacts, build_drafter, hub_of, set_threads
-from cospec.assembly.node_drafters import vocab_size_of
+from cospec.assembly.drafters_of_node import vocab_size_of
 from cospec.cluster.nodes.keys import make_keys
 from cospec.config import EngineConfig, speculative_config
 from cospec.core.plugin_base import Drafter

@@ -7,7 +7,7 @@ or for the reason in ``REASONS``. The rows of pairs that did not run stay in the
 
 - lockstep: ``native/pool_lockstep.py`` against ``drafters/pool/lockstep.py``, in pools of four drafters of the zoo.
 - steps: ``--native auto`` against ``--native off``, which also runs acceptance methods and rollouts in Python.
-- acceptance: ``native/verifier.py`` against ``acceptance/``, both with ``--native off`` elsewhere.
+- acceptance: ``native/acceptance.py`` against ``acceptance/``, both with ``--native off`` elsewhere.
 - forward: ``native/llama_forward.py`` against ``models/llama.py``, for target and drafter, with the same step.
 - batch: ``csrc/model/input_batch.cpp`` against ``models/input_batch.py``, with ``--native off`` and the native forward.
 - products, attention: ``native/operators.py`` against torch, in transformers' forward.
@@ -35,7 +35,7 @@ from unittest.mock import PropertyMock, patch
 
 from benchmarks.common import DOMAINS, ROOT, alternate, machine, prompts, write
 from cospec import LLM, SamplingParams
-from cospec.acceptance import reference
+from cospec.acceptance import python_verification
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters import known_token_scores
@@ -175,7 +175,7 @@ def never(owner: object, name: str) -> Patched:
 READS = partial(together, never(candidates, "reads_natively"), never(known_token_scores, "reads_natively"))
 BLENDS = partial(together, never(weighted, "native_reads"), never(TargetVerifier, "supports_blend"))
 PACKED = partial(patch.object, ModelRunner, "native_forward", new_callable=PropertyMock, return_value=None)
-TENSORS = partial(patch.object, reference, "verify_drafts", tensor.verify_drafts)
+TENSORS = partial(patch.object, python_verification, "verify_drafts", tensor.verify_drafts)
 
 
 def pool_pair(combiner: str, temperature: float, batch: int) -> Pair:

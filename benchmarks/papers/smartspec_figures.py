@@ -16,8 +16,8 @@ from cospec.policies.goodput.draft_shapes import chains, tree_tokens
 from cospec.policies.goodput.length_problem import LengthProblem
 from cospec.policies.goodput.step_costs import LengthInputs, StepCosts
 from cospec.policies.latency.step import LatencyModels, StepLatency
-from cospec.profiling.measure import Grid, measure_forwards, measure_steps
-from cospec.profiling.report import Profile
+from cospec.profiling.fit_errors import Profile
+from cospec.profiling.measure import MeasurementGrid, measure_forwards, measure_steps
 from cospec.simulation.scenario import DomainConfig, DrafterConfig, LengthConfig, Scenario
 
 ALPHA, CONTEXT, LONGEST = 0.7, 128, 10
@@ -75,9 +75,9 @@ def fitted_error(found: Found) -> str:
 def profile(seconds: float = 15.0) -> Found:
     """What ``cospec profile`` measures: forwards of the target, steps of the drafter."""
     target, drafter = load_model("zoo"), load_model("zoo:drafter")
-    steps = Grid(tokens=(1, 2, 4, 8), chunks=())
+    steps = MeasurementGrid(tokens=(1, 2, 4, 8), chunks=())
     profiles = (
-        Profile.of("zoo", measure_forwards(target, Grid(), seconds)),
+        Profile.of("zoo", measure_forwards(target, MeasurementGrid(), seconds)),
         Profile.of("zoo:drafter, drafting", measure_steps(ModelDrafter(drafter), drafter.vocab_size, steps, seconds)),
     )
     return {"profiles": [each.to_json() for each in profiles]}

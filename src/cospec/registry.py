@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.drafters.pool.routing.routing import Routing
     from cospec.models.attention.backend import AttentionBackend
     from cospec.models.weights.format import WeightFormat
-    from cospec.runtime.drafter_executor import DrafterExecutor
+    from cospec.runtime.executor_base import DrafterExecutor
 
 PluginT = TypeVar("PluginT")
 
@@ -324,14 +324,14 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
 EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(
     "speculative_config.drafter_executor",
     {
-        "inline": "cospec.runtime.executors:InlineExecutor",
-        "thread": "cospec.runtime.executors:ThreadExecutor",
+        "inline": "cospec.runtime.in_process_executors:InlineExecutor",
+        "thread": "cospec.runtime.in_process_executors:ThreadExecutor",
         "process": "cospec.runtime.drafter_process_executor:ProcessExecutor",
         "node": "cospec.cluster.nodes.executor:NodeExecutor",
     },
     Declares(
         "executor",
-        "cospec.runtime.drafter_executor:DrafterExecutor",
+        "cospec.runtime.executor_base:DrafterExecutor",
         on_instances=("parallel", "busy"),
         named=True,
     ),

@@ -17,7 +17,7 @@ from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of, places, sources
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import LayerBlocks, LayerShape
-from cospec.models.kv_cache_dtype import CACHE_DTYPES, encode
+from cospec.models.kv_cache_formats import CACHE_DTYPES, encode
 from cospec.registry import ATTENTION_BACKENDS
 from harness.attention import (
     ATTENTION_LAYERS,

@@ -100,7 +100,7 @@ def test_native_code_runs_no_subclass_of_a_known_class() -> None:
 
 def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
     """``supports`` reads ``native_id``, so a subclass goes through its own ``verify``."""
-    from cospec.native.verifier import NO_METHOD, supports
+    from cospec.native.acceptance import NO_METHOD, supports
 
     class Refuses(Match):
         name: ClassVar[str] = "refuses"

@@ -20,7 +20,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
 from cospec.runtime.drafter_process_executor import ProcessExecutor
-from cospec.runtime.executors import InlineExecutor
+from cospec.runtime.in_process_executors import InlineExecutor
 from cospec.runtime.messages import DrafterInfo
 from cospec.sampling_params import SamplingParams
 from harness.nodes import hub_for_tests, thread_node

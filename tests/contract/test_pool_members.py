@@ -20,7 +20,7 @@ from cospec.errors import CospecError
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.runtime.executors import ThreadExecutor
+from cospec.runtime.in_process_executors import ThreadExecutor
 from cospec.sampling_params import SamplingParams
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, doomed, toy

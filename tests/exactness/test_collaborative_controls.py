@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind

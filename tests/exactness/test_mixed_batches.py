@@ -14,8 +14,8 @@ import torch
 from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
+from cospec.native.acceptance import NO_METHOD
 from cospec.native.native_request import EDITED, PROMPT_LOGPROBS, TREE
-from cospec.native.verifier import NO_METHOD
 from harness.llamas import llama_engine, load
 from harness.native_steps import SHAPES, calls, engine_of, readable, requests, written
 

@@ -13,8 +13,8 @@ import torch
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
+from cospec.native.acceptance import words_of
 from cospec.native.multi_step import NativeMultiStep, why_not
-from cospec.native.verifier import words_of
 from harness.llamas import llama_engine, load
 from harness.methods import override
 from harness.native_steps import SHAPES, calls, engine_of, readable, requests, uneven, written

@@ -235,7 +235,7 @@ def test_a_mistaken_tree_is_seen(model: type[ToyModel]) -> None:
 
 def test_penalties_without_the_draft_tokens_are_seen() -> None:
     params = SamplingParams(max_tokens=8, repetition_penalty=2.0, frequency_penalty=0.5)
-    with patch("cospec.acceptance.reference.path_to", lambda parents, node: []):
+    with patch("cospec.acceptance.python_verification.path_to", lambda parents, node: []):
         assert error("match", ScriptedDrafter([0, 1]), params=params) > SEEN
 
 

@@ -90,7 +90,7 @@ def distribution_of_last(
     def run(trace: BranchTrace) -> tuple[int, ...]:
         engine = toy_engine(target, drafter(), acceptance_method, k=2, **shape)
         numbers = Numbers(trace)
-        with drawing(numbers.draws), patch("cospec.acceptance.reference.exponential_sample", _race):
+        with drawing(numbers.draws), patch("cospec.acceptance.python_verification.exponential_sample", _race):
             for request in requests:
                 found = tokens_of(
                     run_all(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.acceptance import reference
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance import python_verification
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.model_io import TokenBatch
@@ -75,7 +75,9 @@ def outputs(
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize(("method", "drafter"), CASES)
 def test_an_engine_writes_the_same_tokens(method: str, drafter: Callable[[], Drafter], params: str) -> None:
-    with patch("cospec.acceptance.reference.verify_drafts", side_effect=AssertionError("the logits left the device")):
+    with patch(
+        "cospec.acceptance.python_verification.verify_drafts", side_effect=AssertionError("the logits left the device")
+    ):
         found = outputs(method, drafter(), PARAMS[params], ModelElsewhere(5, seed=1))
     assert found == outputs(method, drafter(), PARAMS[params], ToyModel(5, seed=1))
 
@@ -92,7 +94,9 @@ def test_methods_without_a_form_are_verified_readably() -> None:
     try:
         wanted = outputs("rejection", CHAIN(), PARAMS["plain"], ToyModel(5, seed=1))
         readable = outputs("formless", CHAIN(), PARAMS["plain"], ToyModel(5, seed=1))
-        with patch("cospec.acceptance.reference.verify_drafts", side_effect=reference.verify_drafts) as called:
+        with patch(
+            "cospec.acceptance.python_verification.verify_drafts", side_effect=python_verification.verify_drafts
+        ) as called:
             mixed = outputs("rejection", CHAIN(), PARAMS["plain"], ModelElsewhere(5, seed=1), formless=1)
         methods = {method.name for call in called.call_args_list for method in call.args[1]}
     finally:

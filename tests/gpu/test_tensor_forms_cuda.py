@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.acceptance import reference
+from cospec.acceptance import python_verification
 from cospec.acceptance.tensor.verify import verify_drafts
 from cospec.core.model_io import TokenBatch
 from cospec.drafters.model import ModelDrafter
@@ -42,7 +42,7 @@ def test_results_are_those_of_the_cpu(method: str, temperature: float) -> None:
         params = SamplingParams(temperature=temperature, seed=seed, top_p=top_p, max_tokens=9, min_tokens=2)
         made.add(params, method, seed % 6, 0.97, seed % 2 == 0, seed % 3 == 0)
     found = verify_drafts(made.tasks, made.acceptance_methods, made.rows.to(DEVICE))
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -53,5 +53,7 @@ def test_an_engine_verifies_on_the_device(method: str) -> None:
         return tokens_of(run_all(toy_engine(model, drafter, method), [make_request("r", (0, 1), params)]))
 
     wanted = outputs(ToyModel(5, seed=1))
-    with patch("cospec.acceptance.reference.verify_drafts", side_effect=AssertionError("logits left the device")):
+    with patch(
+        "cospec.acceptance.python_verification.verify_drafts", side_effect=AssertionError("logits left the device")
+    ):
         assert outputs(OnDevice(5, seed=1)) == wanted

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.input_batch import InputBatch, pack
-from cospec.models.kv_cache_dtype import decode, encode
+from cospec.models.kv_cache_formats import decode, encode
 
 SCALE = 0.2
 

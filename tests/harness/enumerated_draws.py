@@ -6,7 +6,7 @@ from cospec.verify.enumerated_draws import (
     BranchingRandom,
     BranchTrace,
     OutputDistribution,
-    Scaled,
+    ScaledUniform,
     Uniform,
     Unsound,
     branching_sample,
@@ -17,7 +17,7 @@ from cospec.verify.enumerated_draws import (
 __all__ = [
     "BranchingRandom",
     "OutputDistribution",
-    "Scaled",
+    "ScaledUniform",
     "BranchTrace",
     "Uniform",
     "Unsound",

@@ -19,9 +19,9 @@ from cospec.cluster.nodes.wire import FrameCodec, NodeHello, ToNode
 from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
 from cospec.config import LinkConfig
 from cospec.core.plugin_base import Drafter
-from cospec.runtime.drafter_executor import DrafterRecipe
 from cospec.runtime.drafter_process_executor import Build
 from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executor_base import DrafterRecipe
 from harness.remote_drafters import VOCAB, recipe_of
 
 ANY_PORT = "tcp://127.0.0.1:*"

@@ -21,7 +21,7 @@ from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
 from cospec.runtime.codec import Codec
 from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.runtime.executors import InlineExecutor, ThreadExecutor
+from cospec.runtime.in_process_executors import InlineExecutor, ThreadExecutor
 from cospec.runtime.messages import (
     Commits,
     ContextDecoder,

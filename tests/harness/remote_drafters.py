@@ -22,8 +22,8 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
 
 if TYPE_CHECKING:
-    from cospec.runtime.drafter_executor import DrafterRecipe
     from cospec.runtime.drafter_process_executor import Build
+    from cospec.runtime.executor_base import DrafterRecipe
 
 VOCAB = 6
 SLEEP_SECONDS = 1.0
@@ -112,7 +112,7 @@ def recipe_of(build: Build) -> DrafterRecipe:
     """What an executor gets to know of a drafter without a configuration."""
     import torch
 
-    from cospec.runtime.drafter_executor import DrafterRecipe
+    from cospec.runtime.executor_base import DrafterRecipe
 
     return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"))
 

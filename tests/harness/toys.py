@@ -22,7 +22,7 @@ from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistrib
 from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
-    "cospec.acceptance.reference.RandomStreams",
+    "cospec.acceptance.python_verification.RandomStreams",
     "cospec.drafters.model.RandomStreams",
     "cospec.drafters.dynamic_tree.RandomStreams",
     "cospec.ensemble.proposer.RandomStreams",
@@ -39,7 +39,7 @@ def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
             stack.enter_context(patch(name, draws))
         stack.enter_context(patch("cospec.drafters.model.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.dynamic_tree.exponential_sample", branching_sample))
-        stack.enter_context(patch("cospec.acceptance.reference.exponential_sample", branching_sample))
+        stack.enter_context(patch("cospec.acceptance.python_verification.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.distributed.stage_sampling.RandomStreams", draws))
         stack.enter_context(patch("cospec.distributed.stage_sampling.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.ensemble.proposer.exponential_sample", branching_sample))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest
 from cospec.registry import ACCEPTANCE_METHODS

@@ -24,7 +24,7 @@ from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.types import Event, FinishReason, Request
 from cospec.distributed.stage_host import read_token
 from cospec.errors import InvalidInput, ModelError, RequestsFailed, words
-from cospec.metrics.engine import EngineMetrics
+from cospec.metrics.engine_counters import EngineMetrics
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
-from cospec.metrics.engine import EngineMetrics
+from cospec.metrics.engine_counters import EngineMetrics
 from cospec.registry import DRAFTERS, POLICIES, PluginTable
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server import responses

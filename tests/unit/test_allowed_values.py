@@ -30,8 +30,8 @@ class Outer(Options):
     seconds: float = Field(default=60, gt=0, strict=False)
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), strict=False)
     names: list[str] = Field(default=["a"], min_length=1)
-    choices: list[Literal["length", "policy"]] = []
-    several: dict[str, list[Inner]] = {}
+    choices: tuple[Literal["length", "policy"], ...] = ()
+    several: dict[str, list[Inner]] = Field(default={})
     either: int | list[int] = 0
     other: float = Field(default=1, alias="lambda", le=2, strict=False)
 

@@ -35,7 +35,7 @@ from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.metrics.engine_summary import drafting, summarize
+from cospec.metrics.start_report import drafting, summarize
 from cospec.models.cache_prefault import CachePrefault
 from cospec.models.kv_cache import CACHES
 from cospec.models.loading import (

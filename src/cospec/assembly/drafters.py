@@ -27,7 +27,7 @@ from cospec.native import library
 from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, EXECUTORS, import_plugins
-from cospec.runtime.drafter_executor import DrafterRecipe
+from cospec.runtime.executor_base import DrafterRecipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from cospec.core.interfaces import Clock, ExecutionMode, Executor, ModeComponent
 from cospec.core.plugin_base import Drafter, Policy
 from cospec.plugin_options import parse
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.per_request import PerRequestPolicy
 from cospec.policies.policy_build_context import PolicyContext
+from cospec.policies.requested_policy import RequestedPolicy
 from cospec.registry import EXECUTION_MODES, EXECUTORS, POLICIES
 
 
@@ -100,7 +100,7 @@ def build_policy(
     if drafter is None:
         return _build("off", {}, setting)
     usual = _build(speculative.policy_name, speculative.policy_options, setting)
-    return PerRequestPolicy(usual, lambda name: _build(name, {}, setting))
+    return RequestedPolicy(usual, lambda name: _build(name, {}, setting))
 
 
 def _build(name: str, options: Mapping[str, Any], setting: PolicyContext) -> Policy:

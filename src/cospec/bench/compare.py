@@ -21,7 +21,7 @@ from cospec.bench.counters import SpeculationCounters
 from cospec.bench.metrics import Latency, Selection, latency, values
 from cospec.bench.paired_ratios import Ratio, paired_ratio
 from cospec.bench.request_record import Params, Prompt, Timing
-from cospec.bench.results import figures
+from cospec.bench.run_figures import figures
 from cospec.bench.systems import System
 from cospec.bench.token_counter import TokenCounter
 
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOrder:
+class ComparisonPlan:
     """The plan of a comparison.
 
     Attributes:
@@ -127,7 +127,7 @@ def compare(
     systems: Sequence[System],
     prompts: Sequence[Prompt],
     params: Params,
-    schedule: TurnOrder,
+    schedule: ComparisonPlan,
     counter: TokenCounter,
     progress: Progress = lambda name: None,
 ) -> Comparison:

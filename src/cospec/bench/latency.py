@@ -8,7 +8,7 @@ from typing import Any
 
 from cospec.bench.metrics import Selection
 from cospec.bench.request_record import Params, Prompt, Timing
-from cospec.bench.results import figures
+from cospec.bench.run_figures import figures
 from cospec.bench.systems import System
 from cospec.bench.token_counter import TokenCounter
 

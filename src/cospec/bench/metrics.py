@@ -23,7 +23,7 @@ import numpy as np
 
 from cospec.bench.request_record import Chunk, Timing
 from cospec.errors import InvalidInput
-from cospec.metrics.engine import price_per_million
+from cospec.metrics.engine_counters import price_per_million
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SLO_METRICS = ("ttft", "tpot", "e2el")

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cospec.bench.results import against_first
+from cospec.bench.run_figures import against_first
 
 Result = Mapping[str, Any]
 SIZE = (6.4, 3.8)  # inches

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cospec.bench.plots import all_plots
-from cospec.bench.results import against_first
+from cospec.bench.run_figures import against_first
 from cospec.machine import processor, usable_processors
 from cospec.native.library import available, isa
 

@@ -23,7 +23,7 @@ from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.files.array_file import huge_pages
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_dtype import cache_dtype
+from cospec.models.kv_cache_formats import cache_dtype
 from cospec.models.loading import weights_dtype
 from cospec.models.memory import need_of
 from cospec.models.model_folder import read_config, resolve

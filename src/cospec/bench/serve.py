@@ -15,7 +15,7 @@ from cospec.bench.http_client import Endpoint, StreamClock, complete, probe
 from cospec.bench.load_generator import Generator, LoadRecord
 from cospec.bench.metrics import Selection
 from cospec.bench.request_record import Params, Prompt, Timing
-from cospec.bench.results import by_load, detailed, figures
+from cospec.bench.run_figures import by_load, detailed, figures
 from cospec.bench.saturation_detector import detect
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput, words
@@ -25,7 +25,7 @@ WARM_UP = Prompt("warm-up", "Once upon a time")  # outside of all datasets, so t
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RateRun:
     """One run of a sweep. Its prompts are new, because the server's prefix cache may hold earlier prompts.
 
     Attributes:
@@ -52,7 +52,7 @@ class Workload:
         seed: of the arrivals; the same in every run of a sweep.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[RateRun, ...]
     params: Params
     warmups: int = 1
     seed: int = 0
@@ -119,7 +119,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def report(
-    recording: LoadRecord, stage: Stage, counter: TokenCounter, selection: Selection, keep_requests: bool = False
+    recording: LoadRecord, stage: RateRun, counter: TokenCounter, selection: Selection, keep_requests: bool = False
 ) -> dict[str, Any]:
     """Return the values of one recording of a stage, with its settings."""
     timings = counter.count(recording.prompts, recording.timings)

@@ -49,7 +49,7 @@ def latency(
     own = output.load_tokenizer(metrics.tokenizer) if metrics.tokenizer else None
     system.start()
     counter = TokenCounter(own if metrics.tokenizer else system.engine.tokenizer)
-    with output.Bar(sum(num_iters + num_iters_warmup for _ in sizes)) as bar:
+    with output.ProgressBar(sum(num_iters + num_iters_warmup for _ in sizes)) as bar:
         runner = Bench(system, decoding.params(prompts.seed), counter, bar.advance)
         runs = [runner.run(size, texts, selection) for size in sizes]
     settings = {"engine": config, "output_len": decoding.output_len, "temperature": decoding.temperature}
@@ -64,7 +64,9 @@ app.command()(serve)
 def compare(
     systems: Annotated[
         list[str],
-        typer.Argument(metavar="NAME=WHAT", help="The baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."),
+        typer.Argument(
+            metavar="NAME=WHAT", help="The baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."
+        ),
     ],
     prompts: bench.PromptFlags,
     decoding: bench.DecodingFlags,
@@ -90,8 +92,8 @@ def compare(
     built = [spec.build() for spec in specs]
     texts = prompts.take(num_prompts)
     counter = TokenCounter(output.load_tokenizer(metrics.tokenizer or model))
-    schedule = comparing.TurnOrder(batch_size, repetitions, num_warmups, prompts.seed)
-    with output.Bar(len(built) * (num_warmups + len(schedule.pieces(texts)) * repetitions)) as bar:
+    schedule = comparing.ComparisonPlan(batch_size, repetitions, num_warmups, prompts.seed)
+    with output.ProgressBar(len(built) * (num_warmups + len(schedule.pieces(texts)) * repetitions)) as bar:
         measured = comparing.compare(built, texts, decoding.params(prompts.seed), schedule, counter, bar.ran)
     settings = {
         "systems": {spec.name: as_json(spec) for spec in specs},

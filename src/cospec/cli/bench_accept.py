@@ -53,7 +53,7 @@ def accept(
         for name, speculative in drafters.items()
     }
     rows: list[Row] = []
-    with output.Bar(len(drafters)) as bar:
+    with output.ProgressBar(len(drafters)) as bar:
         for name, config in configs.items():
             bar.describe(name)
             rows += measured.measure(name, config, texts, temperature, output_len)

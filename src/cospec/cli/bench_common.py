@@ -90,7 +90,7 @@ def write(result: Mapping[str, Any], to: Path | None) -> None:
         print(f"Written to {to} and {to.with_suffix('.html')}.")
 
 
-class Bar:
+class ProgressBar:
     """A progress bar on stderr, with a count of failures if requests fail."""
 
     def __init__(self, total: int) -> None:
@@ -102,7 +102,7 @@ class Bar:
         self._task = self._progress.add_task("starting", total=total)
         self._label, self._failures = "running", 0
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         return self
 

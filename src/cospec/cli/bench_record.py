@@ -64,7 +64,7 @@ def record(
     for name, one in loaded.items():
         if one.vocab_size != vocab_size:
             raise InvalidInput("drafter", f"{name}={models[name]}", f"a model with {vocab_size} tokens")
-    with output.Bar(len(loaded)) as bar:
+    with output.ProgressBar(len(loaded)) as bar:
         made = recording(loaded, written, vocab_size, depth, bar.advance)
     with writing(to, "output"):
         made.save(to)

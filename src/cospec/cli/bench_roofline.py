@@ -19,7 +19,9 @@ TEXTS = ("def mean(values):\n", "Question: How many", "It was a dark evening", "
 def roofline(
     engine: bench.EngineFlags,
     results: bench.ResultFlags,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")] = "zoo",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="zoo, zoo:NAME, a folder, a GGUF file, or a hub name.")
+    ] = "zoo",
     speculative_config: options.SpeculativeConfig = None,
     batch_size: bench.BatchSizes = [1, 8],  # noqa: B006
     output_len: bench.OutputLen = 96,

@@ -18,7 +18,7 @@ from cospec.errors import InvalidInput
 if TYPE_CHECKING:
     from cospec.bench.http_client import Endpoint
     from cospec.bench.request_record import Prompt
-    from cospec.bench.serve import Stage
+    from cospec.bench.serve import RateRun
     from cospec.simulation.arrivals import Arrivals
 
 SERVED = "Server"
@@ -99,13 +99,13 @@ class RateFlags:
             raise InvalidInput("request_rate", self.request_rate, RATES)
         return found
 
-    def stages(self, sweep: list[Arrivals], prompts: list[Prompt]) -> tuple[Stage, ...]:
+    def stages(self, sweep: list[Arrivals], prompts: list[Prompt]) -> tuple[RateRun, ...]:
         """Return the runs, each with prompts of its own."""
-        from cospec.bench.serve import Stage
+        from cospec.bench.serve import RateRun
 
         n = len(prompts) // len(sweep)
         parts = [tuple(prompts[start : start + n]) for start in range(0, len(prompts), n)]
-        return tuple(Stage(arrivals, part, self.max_concurrency) for arrivals, part in zip(sweep, parts, strict=True))
+        return tuple(RateRun(arrivals, part, self.max_concurrency) for arrivals, part in zip(sweep, parts, strict=True))
 
 
 @grouped
@@ -143,7 +143,7 @@ def serve(
     stages = pace.stages(sweep, texts)
     named = output.load_tokenizer(metrics.tokenizer) if metrics.tokenizer else None
     workload = load.Workload(stages, decoding.params(prompts.seed), pace.num_warmups, prompts.seed)
-    with output.Bar(len(texts)) as bar:
+    with output.ProgressBar(len(texts)) as bar:
         watch = load.ServeObserver(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
         endpoint, recordings = asyncio.run(load.record(endpoint, workload, watch))
     counter = TokenCounter(named if metrics.tokenizer else output.tokenizer_of(endpoint.model))

@@ -78,10 +78,10 @@ def chat(
         plugins=plugins or None,
     )
     with LLM(speculative_config=config, **chosen, **rest) as llm:
-        Talk(llm, params, Console(highlight=False)).run()
+        Conversation(llm, params, Console(highlight=False)).run()
 
 
-class Talk:
+class Conversation:
     """One conversation: its messages, statistics and colours."""
 
     def __init__(self, llm: Any, params: SamplingParams, console: Console) -> None:
@@ -150,7 +150,7 @@ class Talk:
         """
         from cospec.errors import CospecError
 
-        pieces = Pieces(self._tokens)
+        pieces = SourceSpans(self._tokens)
         for event in events:
             if event.stats is not None:
                 self._stats.append(event.stats)
@@ -185,7 +185,7 @@ class Talk:
         self._console.print(table)
 
 
-class Pieces:
+class SourceSpans:
     """Assigns each character of a stream the source of its token.
 
     Text arrives later than its tokens if a character is incomplete or a stop string may have begun. Therefore sources

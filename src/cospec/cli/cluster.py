@@ -17,9 +17,7 @@ Name = Annotated[str, typer.Option(help="The cluster's name.")]
 def up(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FILE", help="YAML or JSON file that declares the cluster.", show_default="one replica"
-        ),
+        typer.Argument(metavar="FILE", help="YAML or JSON file that declares the cluster.", show_default="one replica"),
     ] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster that runs.", show_default="start Ray on this machine")

@@ -119,7 +119,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
-    from cospec.metrics.engine_summary import count
+    from cospec.metrics.start_report import count
 
     weights = " + ".join(f"{_mib(each['bytes'])} {each['format']}" for each in plan["weights"])
     each_token = plan["kv_cache_bytes_per_token"]

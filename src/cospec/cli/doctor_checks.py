@@ -75,7 +75,7 @@ def memory(config: EngineConfig) -> dict[str, Any]:
         CospecError: the model cannot be served here; the message is one sentence.
     """
     from cospec.assembly.build import memory_plan_of
-    from cospec.metrics.engine_summary import parameters
+    from cospec.metrics.start_report import parameters
     from cospec.models.loading import weights_dtype
     from cospec.models.model_folder import resolve
 

@@ -55,7 +55,7 @@ def join(
     kv_cache_dtype: options.KvCacheDtype = None,
 ) -> None:
     """Load drafters and draft for a server. The node may join and leave while the server runs."""
-    from cospec.assembly.node_drafters import build_offers
+    from cospec.assembly.drafters_of_node import build_offers
     from cospec.cluster.nodes.hub_options import check_address, zeromq
     from cospec.cluster.nodes.worker import NodeOptions, run_node
     from cospec.config import EngineConfig

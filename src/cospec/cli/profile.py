@@ -45,8 +45,8 @@ def profile(
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
     from cospec.native.library import use_instruction_set
-    from cospec.profiling.report import Profile
-    from cospec.profiling.report import plot as draw
+    from cospec.profiling.fit_errors import Profile
+    from cospec.profiling.fit_errors import plot as draw
     from cospec.profiling.store import machine
 
     check_file(output, "output")
@@ -75,18 +75,20 @@ def profile(
 
 def _forwards(name: str, how: Any, seconds: float) -> Any:
     from cospec.models.loading import load_model, resolve
-    from cospec.profiling.measure import Grid, measure_forwards
+    from cospec.profiling.measure import MeasurementGrid, measure_forwards
 
-    return measure_forwards(load_model(str(resolve(name)), how), Grid(), seconds)
+    return measure_forwards(load_model(str(resolve(name)), how), MeasurementGrid(), seconds)
 
 
 def _steps(name: str, how: Any, seconds: float) -> Any:
     from cospec.drafters.model import ModelDrafter
     from cospec.models.loading import load_model, resolve
-    from cospec.profiling.measure import Grid, measure_steps
+    from cospec.profiling.measure import MeasurementGrid, measure_steps
 
     model = load_model(str(resolve(name)), how)
-    return measure_steps(ModelDrafter(model), model.vocab_size, Grid(tokens=(1, 2, 4, 8), chunks=()), seconds)
+    return measure_steps(
+        ModelDrafter(model), model.vocab_size, MeasurementGrid(tokens=(1, 2, 4, 8), chunks=()), seconds
+    )
 
 
 def _row(profile: Any) -> tuple[str, ...]:

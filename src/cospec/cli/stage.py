@@ -33,7 +33,9 @@ def host(
 
 
 @app.command()
-def token(file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; an existing file stays.")]) -> None:
+def token(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; an existing file stays.")],
+) -> None:
     """Write a new secret, readable by its owner only."""
     from cospec.errors import InvalidInput
 

@@ -16,10 +16,10 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale, TargetOptions
+from cospec.cluster.config import ClusterConfig, DrafterOptions, ReplicaCount, TargetOptions
 from cospec.cluster.node_actor import NodeActor
 from cospec.cluster.prefix_router import PrefixRouter
-from cospec.cluster.ray_replicas import RayReplicas
+from cospec.cluster.ray_transport import RayTransport
 from cospec.cluster.replica import EngineReplica, NodeBinding
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
@@ -49,7 +49,7 @@ class ApiServer:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
         self, config: ClusterConfig, target: DeploymentHandle[Any], *drafters: DeploymentHandle[Any]
     ) -> None:
-        replicas = RayReplicas(target)
+        replicas = RayTransport(target)
         info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_libraries))
         settings = read_keys(config.server)
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
@@ -150,7 +150,7 @@ def _placement_options(target: TargetOptions) -> dict[str, Any]:
     return found
 
 
-def _replicas(scale: Scale) -> dict[str, Any]:
+def _replicas(scale: ReplicaCount) -> dict[str, Any]:
     if scale.min == scale.max:
         return {"num_replicas": scale.min}
     return {

@@ -47,7 +47,7 @@ class Placement(Options):
         return {key: amount for key, amount in amounts.items() if amount}
 
 
-class Scale(Options):
+class ReplicaCount(Options):
     """How many replicas run.
 
     Attributes:
@@ -101,7 +101,7 @@ class TargetOptions(Options):
     """
 
     engine: EngineConfig = EngineConfig()
-    scale: Scale = Scale()
+    scale: ReplicaCount = ReplicaCount()
     placement: Placement = Placement()
     stages: StageOptions | None = None
 
@@ -205,7 +205,7 @@ def _target(given: Any) -> TargetOptions:
             values["engine"] = EngineConfig.build(values["engine"])
         except InvalidInput as error:
             raise error.within("target.engine") from None
-    for key, kind in (("scale", Scale), ("placement", Placement)):
+    for key, kind in (("scale", ReplicaCount), ("placement", Placement)):
         if key in values:
             values[key] = _section(kind, values[key], f"target.{key}.")
     if values.get("stages") is not None:

@@ -45,7 +45,7 @@ class NodeActor:
         self, config: EngineConfig, drafter: DrafterOptions, keys: Path | None, target: DeploymentHandle[Any]
     ) -> None:
         # Imports of torch, which the processes that only deploy this class do not need.
-        from cospec.assembly.node_drafters import build_offers
+        from cospec.assembly.drafters_of_node import build_offers
         from cospec.cluster.nodes.worker import NodeOptions
 
         self._target = target

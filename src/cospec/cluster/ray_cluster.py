@@ -27,7 +27,7 @@ ENVIRONMENT = {  # no usage statistics, all log lines, and no connection that no
 }
 
 
-class HeadLost(CospecError):
+class RayHeadLost(CospecError):
     """Ray's head has ended and did not come back."""
 
 
@@ -117,7 +117,7 @@ def _end(processes: Sequence[Any]) -> None:
             process.kill()
 
 
-class HeadWatch:
+class RayHeadWatch:
     """Checks whether Ray's head accepts connections.
 
     Args:
@@ -135,7 +135,7 @@ class HeadWatch:
         """Take a look, ``elapsed`` seconds after the look before.
 
         Raises:
-            HeadLost: the head has been away for longer than ``patience``.
+            RayHeadLost: the head has been away for longer than ``patience``.
         """
         try:
             socket.create_connection(self._address, timeout=LOOK_SECONDS).close()
@@ -145,7 +145,7 @@ class HeadWatch:
             self._missing = 0.0
         if self._missing >= self._patience:
             host, port = self._address
-            raise HeadLost(
+            raise RayHeadLost(
                 f"The head of the Ray cluster at {host}:{port} has been away for {self._patience:g} seconds, so the "
                 "cluster stops; unfinished requests can be submitted again."
             )

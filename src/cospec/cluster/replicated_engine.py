@@ -20,7 +20,7 @@ from cospec.cluster.prefix_index import digests
 from cospec.cluster.replica import StreamItem, Unavailable
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped
-from cospec.metrics.engine import merge
+from cospec.metrics.engine_counters import merge
 from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
@@ -43,7 +43,7 @@ class ReplicaUnavailable(CospecError):
 
 
 class Replicas(Protocol):
-    """Transport to the replicas. ``ray_replicas.RayReplicas`` is the implementation over Ray Serve."""
+    """Transport to the replicas. ``ray_transport.RayTransport`` is the implementation over Ray Serve."""
 
     def generate(
         self, request: list[bytes], prefix: tuple[bytes, ...], age: float

@@ -15,7 +15,7 @@ from typing import Any
 
 from cospec.cluster import ray_cluster, state_file
 from cospec.cluster.config import ClusterConfig, Placement
-from cospec.cluster.ray_cluster import LOOK_SECONDS, HeadLost, HeadWatch
+from cospec.cluster.ray_cluster import LOOK_SECONDS, RayHeadLost, RayHeadWatch
 from cospec.errors import InvalidInput, words
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -31,7 +31,7 @@ def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -
         say: called with a sentence: what a start waits for, and the server's URL when the cluster is ready.
 
     Raises:
-        HeadLost: Ray's head has ended.
+        RayHeadLost: Ray's head has ended.
         InvalidInput: a cluster of that name runs already, the port is in use, or the deployments cannot be started.
     """
     _check_name(config.name)
@@ -43,7 +43,7 @@ def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -
         url = f"http://{config.server.host}:{port}"
         token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
         state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
-        watch = HeadWatch(head, config.health.head)
+        watch = RayHeadWatch(head, config.health.head)
         try:
             with deployed(config, port, lasting=address is not None) as started:
                 if _await_start(config, started, stopped, watch, say):
@@ -84,7 +84,7 @@ def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[Future
     answers = True
     try:
         yield started
-    except HeadLost:  # Ray's processes end with this process
+    except RayHeadLost:  # Ray's processes end with this process
         answers = False
         raise
     finally:
@@ -96,13 +96,13 @@ def _await_start(
     config: ClusterConfig,
     started: Future[None],
     stopped: threading.Event,
-    watch: HeadWatch,
+    watch: RayHeadWatch,
     say: Callable[[str], None],
 ) -> bool:
     """Whether the deployments run; not after a signal. Says what a long start waits for.
 
     Raises:
-        HeadLost: Ray's head has ended.
+        RayHeadLost: Ray's head has ended.
         InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
     """
     quiet_until, look, said = time.monotonic() + QUIET_SECONDS, START_LOOK_SECONDS, ""

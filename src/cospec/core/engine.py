@@ -29,7 +29,7 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.errors import InvalidInput, VerifierLost, failure
-from cospec.metrics.engine import Counters, EngineMetrics
+from cospec.metrics.engine_counters import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
 
 log = logging.getLogger(__name__)

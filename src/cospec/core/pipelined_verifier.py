@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.interfaces import PipelinedModel
 from cospec.core.model_io import BatchOutput, RowSampling, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod

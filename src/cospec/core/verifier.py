@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.acceptance import reference
-from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance import python_verification
+from cospec.acceptance.python_verification import VerifiedDraft, VerifyTask
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
@@ -22,10 +22,10 @@ from cospec.core.stats import TokenLogprobs
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.errors import failure
+from cospec.native import acceptance as native_acceptance
 from cospec.native import library
-from cospec.native import verifier as native_verifier
+from cospec.native.acceptance import NativeAcceptance
 from cospec.native.library import NativeBlend, Source
-from cospec.native.verifier import NativeVerifier
 
 NO_LOGITS = torch.empty(0, 0)
 _Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
@@ -47,7 +47,7 @@ class TargetVerifier:
         self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod], native: bool = True
     ) -> None:
         self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
-        self._native = NativeVerifier() if native and library.available() else None
+        self._native = NativeAcceptance() if native and library.available() else None
         self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
@@ -109,19 +109,19 @@ class TargetVerifier:
     def accept(self, tasks: Sequence[VerifyTask], tokens: Sequence[int]) -> list[StepOutput]:
         """Verify tasks of ``draws_suffice`` by drawn tokens ``[R]``; return one output per task, in order."""
         methods = self._methods(tasks)
-        results = reference.verify_drawn(tasks, methods, tokens)
+        results = python_verification.verify_drawn(tasks, methods, tokens)
         return [self.output_of(task, result, NO_LOGITS) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
         """Return the function that verifies by these logits, and the function that gives reasons against a method."""
         if self._native is not None and library.reads(logits):
-            return partial(self._verify_natively, self._native), native_verifier.supports
+            return partial(self._verify_natively, self._native), native_acceptance.supports
         if self._tensors and not logits.is_cpu:  # the logits stay on their device
             return self._verify_by_tensors, tensor.supports
         return self._verify_in_python, _no_reason
 
     def _verify_natively(
-        self, native: NativeVerifier, tasks: Sequence[VerifyTask], logits: Tensor
+        self, native: NativeAcceptance, tasks: Sequence[VerifyTask], logits: Tensor
     ) -> list[VerifiedDraft]:
         return native.verify(tasks, self.acceptance_method, logits)
 
@@ -132,11 +132,11 @@ class TargetVerifier:
         return [self.acceptance_method(task.entry.sequence) for task in tasks]
 
     def _verify_in_python(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
-        return reference.verify_drafts(tasks, self._methods(tasks), logits)
+        return python_verification.verify_drafts(tasks, self._methods(tasks), logits)
 
     def _supports(self, task: VerifyTask) -> str | None:
         """Why the native library cannot verify the task's draft; None where the library can."""
-        return None if task.draft is None else native_verifier.supports(self.acceptance_method(task.entry.sequence))
+        return None if task.draft is None else native_acceptance.supports(self.acceptance_method(task.entry.sequence))
 
     def supports_blend(self, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""

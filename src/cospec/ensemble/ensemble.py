@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import NOT_FINITE, VerifyTask
+from cospec.acceptance.python_verification import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, Model
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.types import RequestState, StepOutput

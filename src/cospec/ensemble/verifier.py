@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.interfaces import Blend, BlockManager
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod

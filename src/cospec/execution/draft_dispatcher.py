@@ -25,8 +25,8 @@ from cospec.errors import DrafterLost
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
 from cospec.execution.likely_outcomes import GUESSES, AcceptanceRate, likeliest_outcomes
-from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
-from cospec.runtime.executors import InlineExecutor
+from cospec.runtime.executor_base import DRAFT_TIMEOUT
+from cospec.runtime.in_process_executors import InlineExecutor
 
 AHEAD_SEEDS = 1 << 32  # derived seeds from this number on belong to drafts made ahead
 

@@ -11,7 +11,7 @@ from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput
 from cospec.execution.draft_dispatcher import DraftDispatcher
-from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
+from cospec.runtime.executor_base import DRAFT_TIMEOUT
 
 OVERLAP = "drafting overlaps verification"
 

@@ -21,7 +21,7 @@ from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
-from cospec.models.kv_cache_dtype import encode, entry_width
+from cospec.models.kv_cache_formats import encode, entry_width
 from cospec.native.operators import one_torch_thread, zeros
 
 Tables = Callable[[str], Sequence[int]]
@@ -74,7 +74,7 @@ class KVCache:
     Args:
         shapes: one per attention layer, in the order of their calls.
         pages: the page pool.
-        dtype: of the entries, one of ``kv_cache_dtype.CACHE_DTYPES``.
+        dtype: of the entries, one of ``kv_cache_formats.CACHE_DTYPES``.
         by_head: store the pages of a head contiguously, so that adjacent pages are one view for stock attention.
     """
 

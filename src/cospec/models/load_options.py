@@ -11,7 +11,7 @@ import torch
 from cospec.errors import InvalidInput
 from cospec.models.files.source import WeightSource
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_dtype import cache_dtype
+from cospec.models.kv_cache_formats import cache_dtype
 from cospec.models.linear import choose_linear
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
 from cospec.models.memory import CacheBudget

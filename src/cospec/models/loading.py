@@ -18,7 +18,7 @@ from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer, model_config
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
-from cospec.models.kv_cache_dtype import dtype_name
+from cospec.models.kv_cache_formats import dtype_name
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
 from cospec.models.llama_weights import LlamaWeights, has_experts

@@ -15,7 +15,7 @@ import torch
 from cospec.errors import InvalidInput, ModelError
 from cospec.machine import available_memory
 from cospec.models.kv_cache import LayerShape, block_bytes
-from cospec.models.kv_cache_dtype import entry_width
+from cospec.models.kv_cache_formats import entry_width
 from cospec.models.long_rope import original_length
 
 _GIB = 1 << 30

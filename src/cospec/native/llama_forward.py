@@ -93,9 +93,9 @@ class NativeLlama:
         self._hidden_states(self._handle, packed, logits.data_ptr(), states.data_ptr())
         return logits, states
 
-    def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
+    def on(self, cache: KVCache, max_len: int) -> NativeModelForward:
         """Return the forward on one cache."""
-        return CacheBoundForward(self, cache, max_len)
+        return NativeModelForward(self, cache, max_len)
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +107,7 @@ class NativeLlama:
         return self._handle
 
 
-class CacheBoundForward:
+class NativeModelForward:
     """Implements ``interfaces.NativeForward``: a model on its cache. Python makes no tensors of the batch.
 
     The library builds the batch that ``InputBatch`` would hold. The library refuses a batch that ``input_batch.check``

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import NOT_FINITE, VerifyTask
+from cospec.acceptance.python_verification import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Model, NativeForward
 from cospec.core.model_io import SequenceSlice
 from cospec.core.plugin_base import Drafter

@@ -12,7 +12,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
 from cospec.drafters.interfaces import DraftCache
-from cospec.native.verifier import supports, words_of
+from cospec.native.acceptance import supports, words_of
 
 EDITED = "logits processors, such as penalties, bias or masks"
 PROMPT_LOGPROBS = "prompt_logprobs"

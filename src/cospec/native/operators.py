@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cospec.errors import InvalidInput, words
 from cospec.models.files.array_file import ALIGNMENT, ArrayMemory, Bytes, huge_pages
 from cospec.models.input_batch import InputBatch
-from cospec.models.kv_cache_dtype import CACHE_DTYPES, dtype_name, entry_width
+from cospec.models.kv_cache_formats import CACHE_DTYPES, dtype_name, entry_width
 from cospec.models.weights.format import LinearWeights, StoredWeight
 from cospec.native import structs
 from cospec.native.library import address, available, cdll, isa, set_isa, set_threads, threads, why_not

@@ -41,7 +41,7 @@ ENDLESS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class MeasurementGrid:
     """The measured points: every context with every number of sequences and of tokens.
 
     Attributes:
@@ -65,10 +65,14 @@ class Grid:
         return max(self.contexts) + max((*self.tokens, *self.chunks, *self.rows))
 
 
-START = Grid((64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,), rows=(4, 6, 7, 8, 9, 12, 14))
+START = MeasurementGrid(
+    (64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,), rows=(4, 6, 7, 8, 9, 12, 14)
+)
 
 
-def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[LatencySample]:
+def measure_forwards(
+    model: Model, grid: MeasurementGrid, seconds: float, clock: Clock = time.perf_counter
+) -> list[LatencySample]:
     """Time ``model.forward``; points that exceed the model or its cache are omitted.
 
     All points are timed in turn, so that a busy moment disturbs one time of each point. Pages are only reserved,
@@ -99,7 +103,7 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
 
 
 def measure_steps(
-    drafter: Drafter, vocabulary: int, grid: Grid, seconds: float, clock: Clock = time.perf_counter
+    drafter: Drafter, vocabulary: int, grid: MeasurementGrid, seconds: float, clock: Clock = time.perf_counter
 ) -> list[LatencySample]:
     """Time ``drafter.propose``, one pass per token; ``grid.tokens`` are the draft lengths.
 
@@ -131,7 +135,7 @@ def measure_steps(
 def measure_multi_steps(
     target: Model,
     drafter: Drafter,
-    grid: Grid,
+    grid: MeasurementGrid,
     seconds: float,
     multi_step: MultiStepRunner | None = None,
     clock: Clock = time.perf_counter,
@@ -208,7 +212,7 @@ def _sample(found: Sequence[tuple[float, float]], tokens: int, sequences: int, p
 
 
 def _batch(
-    ids: Sequence[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, rng: np.random.Generator
+    ids: Sequence[str], point: tuple[int, int, int], grid: MeasurementGrid, vocabulary: int, rng: np.random.Generator
 ) -> TokenBatch:
     """Build a batch of tokens after a context: a draft, or a chunk of a prompt."""
     context, count, tokens = point
@@ -218,7 +222,7 @@ def _batch(
     return TokenBatch(tuple(SequenceSlice(id, context, new, parents, first) for id in ids[:count]))
 
 
-def _grid_points(grid: Grid) -> Iterator[tuple[int, int, int]]:
+def _grid_points(grid: MeasurementGrid) -> Iterator[tuple[int, int, int]]:
     """Yield points (context, sequences, tokens each): the corners first, then the others in random order."""
     points: list[tuple[int, int, int]] = list(product(grid.contexts, grid.sequences, grid.tokens))
     points += [(grid.contexts[0], 1, tokens) for tokens in (*grid.chunks, *grid.rows)]

@@ -22,7 +22,7 @@ from cospec.config import EngineConfig
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineEnded, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
-from cospec.runtime.engine_process import EngineProcess
+from cospec.runtime.engine_process_handle import EngineProcessHandle
 from cospec.runtime.engine_process_main import Build, build_engine
 from cospec.runtime.engine_supervision import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.runtime.messages import (
@@ -62,7 +62,7 @@ class AsyncEngineClient:
         self._question: asyncio.Future[dict[str, Any]] | None = None
         self._draining = False
         self._info: EngineInfo | None = None
-        self._process: EngineProcess | None = None  # the process that serves; None while none does
+        self._process: EngineProcessHandle | None = None  # the process that serves; None while none does
         self._keeper: asyncio.Task[None] | None = None
         self._end: str | None = None  # why there is no engine any more
         self._ended = asyncio.Event()
@@ -230,7 +230,7 @@ class AsyncEngineClient:
     async def _run(self, config: EngineConfig, files: Sequence[int], ready: asyncio.Future[EngineInfo]) -> str:
         """Run one process after another until one cannot start or the processes die too often; returns the reason."""
         while True:
-            process = await EngineProcess.start(self._build, config, files)
+            process = await EngineProcessHandle.start(self._build, config, files)
             try:
                 started, reason = await self._follow(process, ready)
             finally:
@@ -247,7 +247,9 @@ class AsyncEngineClient:
             await asyncio.sleep(delay)
             self._restarts += 1
 
-    async def _follow(self, process: EngineProcess, ready: asyncio.Future[EngineInfo]) -> tuple[float | None, str]:
+    async def _follow(
+        self, process: EngineProcessHandle, ready: asyncio.Future[EngineInfo]
+    ) -> tuple[float | None, str]:
         """Dispatch the replies of one process until it has ended; when it was ready, and how it ended."""
         started, reason, watch = None, None, None
         try:
@@ -270,7 +272,7 @@ class AsyncEngineClient:
                 watch.cancel()
         return started, reason or await process.ending()
 
-    async def _watch(self, process: EngineProcess) -> None:
+    async def _watch(self, process: EngineProcessHandle) -> None:
         """Look at the progress of a process, and kill a process that makes none for long."""
         while not self._monitor.hopeless:
             self._monitor.observe(process.progress)
@@ -278,7 +280,7 @@ class AsyncEngineClient:
         log.error("The engine makes no progress; its process is killed.")
         process.kill()
 
-    def _replay(self, process: EngineProcess) -> None:
+    def _replay(self, process: EngineProcessHandle) -> None:
         """Give a new process the requests that survived the old one."""
         requests = tuple(live.resumed() for live in self._live.values())
         if requests:

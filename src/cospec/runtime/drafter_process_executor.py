@@ -17,8 +17,8 @@ from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost, ModelError
 from cospec.runtime.codec import ProtocolError, encode_call
-from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
 from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executor_base import DrafterExecutor, DrafterRecipe
 from cospec.runtime.messages import (
     Commits,
     ContextEncoder,

@@ -10,7 +10,7 @@ from cospec.core.interfaces import Executor
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
-from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
+from cospec.runtime.executor_base import DRAFT_TIMEOUT
 from cospec.runtime.messages import DrafterInfo
 
 

@@ -54,10 +54,10 @@ class TimedConfig(uvicorn.Config):
         self.settings = settings
         self.max_connections = connection_limit(settings.max_connections)
         self.waiting: dict[TimedProtocol, None] = {}  # oldest first
-        self.refused = Quiet("The server has reached its %d connections and refuses new ones.")
+        self.refused = RateLimitedWarning("The server has reached its %d connections and refuses new ones.")
 
 
-class Quiet:
+class RateLimitedWarning:
     """A warning that is logged at most once in ``QUIET_SECONDS``."""
 
     def __init__(self, message: str) -> None:
@@ -88,7 +88,7 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 
     Without a free file descriptor asyncio retries ``ACCEPTS`` times a second, and reports each time.
     """
-    quiet = Quiet("No connection can be accepted: %s.")
+    quiet = RateLimitedWarning("No connection can be accepted: %s.")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if str(context["message"]).startswith("socket.accept()"):

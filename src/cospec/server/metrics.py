@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
-from cospec.metrics.engine import price_per_million
+from cospec.metrics.engine_counters import price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.node_metrics import node_families
 

@@ -34,7 +34,7 @@ SPECULATION = (
 )
 
 
-class Shape(Protocol):
+class ResponseForm(Protocol):
     """The JSON form of one kind of answer."""
 
     name: str  # ``object`` of a whole answer
@@ -59,14 +59,14 @@ class CompletionShape:
         self._characters: Counter[int] = Counter()
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
-        """See ``Shape``."""
+        """See ``ResponseForm``."""
         text = (output.prompt if self._body.echo else "") + output.text
         found = self._logprobs(index, output, output, bool(self._body.echo))
         choice = {"index": index, "text": text, "logprobs": found}
         return choice | _ending(output) | _extensions(self._body, output, output, self._tokens)
 
     def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
-        """See ``Shape``."""
+        """See ``ResponseForm``."""
         echo = bool(self._body.echo) and not output.started
         text = (output.prompt if echo else "") + event.text
         wants_tokens = self._body.logprobs is not None or self._body.return_token_ids or self._body.return_sources
@@ -96,13 +96,13 @@ class ChatShape:
         self._tokens = tokens
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
-        """See ``Shape``."""
+        """See ``ResponseForm``."""
         message = {"role": "assistant", "content": output.text, "refusal": None}
         choice = {"index": index, "message": message, "logprobs": self._logprobs(output)}
         return choice | _ending(output) | _extensions(self._body, output, output, self._tokens)
 
     def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
-        """See ``Shape``."""
+        """See ``ResponseForm``."""
         found: list[dict[str, Any]] = []
         if not output.started:
             delta = {"role": "assistant", "content": ""}
@@ -120,7 +120,7 @@ class ChatShape:
         return logprobs.chat(piece.logprobs, self._body.top_logprobs or 0, self._tokens)
 
 
-def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]:
+def whole(call: Call, shape: ResponseForm, outputs: Sequence[Output]) -> dict[str, Any]:
     """Return the answer of a call that does not stream."""
     return {
         "id": call.id,
@@ -135,7 +135,7 @@ def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]
     }
 
 
-def chunk(call: Call, shape: Shape, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def chunk(call: Call, shape: ResponseForm, choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a chunk of a stream; ``usage`` is null if a later chunk has the usage."""
     found: dict[str, Any] = {
         "id": call.id,

@@ -14,14 +14,14 @@ from cospec.core.types import Event
 from cospec.errors import CospecError
 from cospec.server import errors, responses
 from cospec.server.errors import EngineFailure
-from cospec.server.responses import Shape
+from cospec.server.responses import ResponseForm
 from cospec.server.service import Call, Output, Service
 
 DONE = b"data: [DONE]\n\n"
 Indexed = AsyncGenerator[tuple[int, Event], None]
 
 
-async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape) -> Response:
+async def respond(http: HttpRequest, service: Service, call: Call, shape: ResponseForm) -> Response:
     """Run ``call`` and answer; stream if the body asks for a stream.
 
     Raises:
@@ -44,7 +44,7 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape)
     return StreamingResponse(_stream(first, events, call, shape), media_type="text/event-stream", headers=headers)
 
 
-async def _gather(events: Indexed, call: Call, shape: Shape) -> dict[str, Any]:
+async def _gather(events: Indexed, call: Call, shape: ResponseForm) -> dict[str, Any]:
     outputs = _outputs(call)
     try:
         async for index, event in events:
@@ -55,7 +55,7 @@ async def _gather(events: Indexed, call: Call, shape: Shape) -> dict[str, Any]:
     return responses.whole(call, shape, outputs)
 
 
-async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: Shape) -> AsyncIterator[bytes]:
+async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: ResponseForm) -> AsyncIterator[bytes]:
     outputs = _outputs(call)
     try:
         for piece in _pieces(first, outputs, call, shape):
@@ -72,7 +72,7 @@ async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: 
     yield DONE
 
 
-def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: Shape) -> list[bytes]:
+def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: ResponseForm) -> list[bytes]:
     index, event = item
     _raise_failure(event)
     output = outputs[index]

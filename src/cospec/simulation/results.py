@@ -11,7 +11,7 @@ import numpy as np
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats, StepStats
 from cospec.errors import InvalidInput, words
-from cospec.metrics.engine import price_per_million
+from cospec.metrics.engine_counters import price_per_million
 
 POINTS = 60  # points of a series over time
 

@@ -28,8 +28,8 @@ from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.drafter_builder import TimedPart, build_drafter
-from cospec.simulation.policies import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.recorded_drafts import read_recording
+from cospec.simulation.reference_policies import LONGEST, Oracle, Random, RecordedPolicy
 from cospec.simulation.results import RequestLog, StepLog, summary
 from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant, TargetConfig
 from cospec.simulation.simulated_drafter import DrafterSetting, Rates, SimulatedDrafter

@@ -30,7 +30,7 @@ STRIDE = 4  # distance of the positions of a step: neighbours are similar
 
 
 @dataclass(frozen=True)
-class HeadsLoss:
+class MedusaLoss:
     """KL from each head to the target's output at the predicted position; ``embedding`` is ``[V, hidden]``."""
 
     all_batches: Sequence[DistillBatches]
@@ -115,7 +115,7 @@ def train_heads(recipe: TrainingRecipe, data: Path, out: Path, to: Path, writer:
 
     embedding = target.lm_head.weight.detach()
     module = MedusaModule(recipe.heads.count, embedding.shape[1])
-    trainer = Trainer(module, schedule, HeadsLoss(all_batches, embedding, recipe.heads.count), batches, out / "heads")
+    trainer = Trainer(module, schedule, MedusaLoss(all_batches, embedding, recipe.heads.count), batches, out / "heads")
     trainer.run()
     module.eval()
     heads = module.heads(accuracy(module, all_batches, embedding))

@@ -78,14 +78,14 @@ class Uniform:
 
     __ge__ = __gt__
 
-    def __mul__(self, factor: float) -> Scaled:
-        return Scaled(self, float(factor))
+    def __mul__(self, factor: float) -> ScaledUniform:
+        return ScaledUniform(self, float(factor))
 
     __rmul__ = __mul__
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledUniform:
     """``factor`` times a uniform number."""
 
     uniform: Uniform

@@ -29,10 +29,10 @@ def greedy_checks(context: CheckContext) -> Iterator[Check]:
     acceptance_note = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
     plain = _outputs(context, params, SpeculationParams(enabled=False))
     configured = _outputs(context, params, SpeculationParams())
-    yield compare(context, "greedy identity", "as configured = plain decoding", params, Pair(configured, plain))
+    yield compare(context, "greedy identity", "as configured = plain decoding", params, DecodingPair(configured, plain))
     theirs = {id: context.reference.generate(context.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
-        check = compare(context, "greedy identity", f"length {LENGTH} = {name}", params, Pair(drafted, other))
+        check = compare(context, "greedy identity", f"length {LENGTH} = {name}", params, DecodingPair(drafted, other))
         yield replace(check, notes=(acceptance_note, *check.notes))
 
 
@@ -54,7 +54,7 @@ def invariance_checks(context: CheckContext) -> Iterator[Check]:
         found = _grouped_outputs(
             context, engine, SpeculationParams(length=length, acceptance_method="match"), params, size
         )
-        yield compare(context, "drafter invariance", name, params, Pair(found, plain, SEED))
+        yield compare(context, "drafter invariance", name, params, DecodingPair(found, plain, SEED))
 
 
 def _ways(context: CheckContext) -> Iterator[tuple[str, Engine, int, int]]:
@@ -76,7 +76,7 @@ def _grouped_outputs(
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class DecodingPair:
     """Outputs of two decodings, by prompt number; ``seed`` is the common seed."""
 
     ours: Mapping[str, TokenIds]
@@ -84,7 +84,7 @@ class Pair:
     seed: int = 0
 
 
-def compare(context: CheckContext, check_group: str, name: str, params: SamplingParams, pair: Pair) -> Check:
+def compare(context: CheckContext, check_group: str, name: str, params: SamplingParams, pair: DecodingPair) -> Check:
     """Check that outputs are equal token for token, except near-ties.
 
     If two outputs differ, the reference forward scores both outputs. An output passes if each of its tokens is the best

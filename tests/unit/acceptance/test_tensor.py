@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cospec.acceptance import reference
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance import python_verification
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import random
 from cospec.acceptance.tensor.verify import supports, verify_drafts
@@ -72,7 +72,7 @@ def test_tensors_decide_as_the_methods_do(
         made.add(params, acceptance_method, *case)
     before = made.rows.clone()
     found = verify_drafts(made.tasks, made.acceptance_methods, made.rows)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
     assert torch.equal(made.rows, before)
 
 
@@ -84,7 +84,7 @@ def test_many_drafts_of_every_length(acceptance_method: str, temperature: float)
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=9)
         made.add(params, acceptance_method, seed % 6, 0.97, seed % 2 == 0, seed % 3 == 0)
     found = verify_drafts(made.tasks, made.acceptance_methods, made.rows)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
     assert {len(each.path) for each in found if isinstance(each, VerifyResult)} >= {0, 1, 2, 3}
 
 
@@ -102,7 +102,7 @@ def test_rows_with_nan_count_where_the_result_depends_on_them(
     for number, task in enumerate(made.tasks):
         rows[task.first + number % (task.last - task.first), 7] = odd
     found = verify_drafts(made.tasks, made.acceptance_methods, rows)
-    wanted = reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    wanted = python_verification.verify_drafts(made.tasks, made.acceptance_methods, rows)
     assert [isinstance(each, str) for each in found] == [isinstance(each, str) for each in wanted]
     assert 0 < sum(isinstance(each, str) for each in found) < len(found)
 
@@ -116,7 +116,7 @@ def test_rows_may_be_missing() -> None:
     short = [VerifyTask(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
     short[7] = VerifyTask(short[7].entry, None, short[7].first, short[7].last, 0)
     found = verify_drafts(short, made.acceptance_methods, made.rows)
-    assert found == reference.verify_drafts(short, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(short, made.acceptance_methods, made.rows)
     assert any(isinstance(each, VerifyResult) and each.token is None for each in found)
     assert found[7] == VerifyResult((), None, bonus=False)
 

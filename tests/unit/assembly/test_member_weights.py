@@ -70,7 +70,9 @@ def test_proposals_of_members_in_several_formats_keep_the_text(pair: tuple[str, 
 
 
 def test_members_reach_the_engine_process() -> None:
-    config = EngineConfig.build({"models": ["a", {"model": "b", "quantization": "int8"}], "ensemble": {"method": "weighted"}})
+    config = EngineConfig.build(
+        {"models": ["a", {"model": "b", "quantization": "int8"}], "ensemble": {"method": "weighted"}}
+    )
     codec = Codec(EngineConfig)
     assert codec.decode(codec.encode(config)) == config
     assert config.models is not None and (config.model, config.served_model_name) == ("a", "a+b")

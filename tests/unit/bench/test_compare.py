@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cospec.bench.compare import Comparison, TurnOrder, compare, report
+from cospec.bench.compare import Comparison, ComparisonPlan, compare, report
 from cospec.bench.latency import Batches, Bench
 from cospec.bench.metrics import Selection
 from cospec.bench.request_record import Params, Prompt
-from cospec.bench.results import against_first
+from cospec.bench.run_figures import against_first
 from cospec.bench.systems import SYSTEMS, SystemSpec, as_json
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput
@@ -22,7 +22,7 @@ PROMPTS = [Prompt(f"p{i}", "abc", "code" if i % 2 else "math") for i in range(4)
 PARAMS = Params(max_tokens=8)
 
 
-def run(schedule: TurnOrder, **fakes: FakeSystem) -> Comparison:
+def run(schedule: ComparisonPlan, **fakes: FakeSystem) -> Comparison:
     return compare(list(fakes.values()), PROMPTS, PARAMS, schedule, TokenCounter(None))
 
 
@@ -37,7 +37,7 @@ def pair(log: list[str], fails: tuple[int, ...] = ()) -> dict[str, FakeSystem]:
 
 def test_every_system_runs_every_piece_in_every_turn_after_a_warm_up() -> None:
     log: list[str] = []
-    found = run(TurnOrder(batch=2, repetitions=3, warmups=1), **pair(log))
+    found = run(ComparisonPlan(batch=2, repetitions=3, warmups=1), **pair(log))
     assert log[:4] == ["start slow", "start fast", "slow", "fast"] and log[-2:] == ["stop fast", "stop slow"]
     turns = [tuple(log[i : i + 2]) for i in range(4, len(log) - 2, 2)]
     assert len(turns) == 6 and all(set(turn) == {"slow", "fast"} for turn in turns)
@@ -48,12 +48,12 @@ def test_every_system_runs_every_piece_in_every_turn_after_a_warm_up() -> None:
 def test_the_seed_decides_the_order() -> None:
     logs: list[list[str]] = [[], [], []]
     for log, seed in zip(logs, (1, 1, 2), strict=True):
-        run(TurnOrder(repetitions=4, seed=seed), **pair(log))
+        run(ComparisonPlan(repetitions=4, seed=seed), **pair(log))
     assert logs[0] == logs[1] != logs[2]
 
 
 def test_ratios_do_not_see_the_machines_mood() -> None:
-    found = run(TurnOrder(repetitions=2), **pair([]))
+    found = run(ComparisonPlan(repetitions=2), **pair([]))
     for cost in ("time_per_token", "ttft", "tpot", "e2el"):
         ratio = found.ratio("fast", "slow", cost)
         assert ratio is not None and ratio.pairs == 8
@@ -61,7 +61,7 @@ def test_ratios_do_not_see_the_machines_mood() -> None:
 
 
 def test_turns_with_a_failure_are_left_out_and_counted() -> None:
-    found = run(TurnOrder(repetitions=2), **pair([], fails=(3, 5)))
+    found = run(ComparisonPlan(repetitions=2), **pair([], fails=(3, 5)))
     ratio = found.ratio("fast", "slow", "time_per_token")
     assert ratio is not None and ratio.pairs == 6
     figures = report(found, Selection())
@@ -69,7 +69,7 @@ def test_turns_with_a_failure_are_left_out_and_counted() -> None:
 
 
 def test_the_report_has_a_run_per_system_and_a_ratio_per_cost() -> None:
-    figures = report(run(TurnOrder(repetitions=2), **pair([])), Selection())
+    figures = report(run(ComparisonPlan(repetitions=2), **pair([])), Selection())
     slow, fast = figures["runs"]
     assert fast["output_throughput"] == pytest.approx(2 * slow["output_throughput"])
     assert fast["same_text"] == 1.0 and "same_text" not in slow
@@ -82,7 +82,7 @@ def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
     server = FakeSystem("server", repeat(1.0), [])
     again = FakeSystem("again", repeat(1.0), [])
     override(again, run=server.run, counters=server.counters)
-    found = run(TurnOrder(repetitions=2), server=server, again=again)
+    found = run(ComparisonPlan(repetitions=2), server=server, again=again)
     for name in ("server", "again"):
         counters = found.counters(name)
         assert counters is not None and counters.drafts == 8 and counters.target_calls == 8
@@ -90,7 +90,7 @@ def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
 
 def test_systems_are_compared_with_all_before_and_with_the_first() -> None:
     fakes = {name: FakeSystem(name, repeat(seconds), []) for name, seconds in (("a", 4.0), ("b", 2.0), ("c", 1.0))}
-    figures = report(run(TurnOrder(repetitions=2), **fakes), Selection())
+    figures = report(run(ComparisonPlan(repetitions=2), **fakes), Selection())
     found = {
         (row["system"], row["baseline"]): row["ratio"] for row in figures["ratios"] if row["cost"] == "time_per_token"
     }
@@ -108,7 +108,7 @@ def test_systems_are_stopped_when_one_breaks() -> None:
     log: list[str] = []
     broken = FakeSystem("broken", iter([1.0]), log)  # it has no time for a second run
     with pytest.raises(StopIteration):
-        run(TurnOrder(), whole=FakeSystem("whole", repeat(1.0), log), broken=broken)
+        run(ComparisonPlan(), whole=FakeSystem("whole", repeat(1.0), log), broken=broken)
     assert log[-2:] == ["stop broken", "stop whole"]
 
 

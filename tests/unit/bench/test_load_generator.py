@@ -11,7 +11,7 @@ from cospec.bench.http_client import Endpoint
 from cospec.bench.load_generator import LoadRecord
 from cospec.bench.metrics import Selection, latency
 from cospec.bench.request_record import Params, Prompt, Timing
-from cospec.bench.serve import ServeObserver, Stage, Workload, record, report
+from cospec.bench.serve import RateRun, ServeObserver, Workload, record, report
 from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput
 from cospec.simulation.arrivals import AtOnce, by_rate
@@ -26,7 +26,7 @@ cospec:spec_decode_num_accepted_tokens_total{drafter="d",model_name="m"} 25.0
 
 
 def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> LoadRecord:
-    stage = Stage(AtOnce(), tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), concurrency)
+    stage = RateRun(AtOnce(), tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), concurrency)
     workload = Workload((stage,), Params(max_tokens=9), warmups)
     _, (found,) = asyncio.run(record(Endpoint(server.url), workload))
     return found
@@ -81,7 +81,7 @@ def test_concurrency_is_kept() -> None:
 def test_refused_requests_are_counted_by_kind() -> None:
     with StubServer({"p": STREAM}) as server:
         found = drive(server, ["p", "unknown", "p"])
-    run = report(found, Stage(AtOnce(), ()), TokenCounter(None), Selection())
+    run = report(found, RateRun(AtOnce(), ()), TokenCounter(None), Selection())
     assert run["completed"] == 2 and run["failed"] == 1 and run["error_kinds"] == {"HTTP 400": 1}
     assert run["interrupted"] is None and run["not_sent"] == 0
 
@@ -89,7 +89,7 @@ def test_refused_requests_are_counted_by_kind() -> None:
 def test_a_dead_server_is_reported_and_measurements_are_kept() -> None:
     with StubServer({"p": STREAM}, die_after=3) as server:
         found = drive(server, ["p"] * 12, concurrency=1)
-    run = report(found, Stage(AtOnce(), ()), TokenCounter(None), Selection(), keep_requests=True)
+    run = report(found, RateRun(AtOnce(), ()), TokenCounter(None), Selection(), keep_requests=True)
     assert run["completed"] == 3 and run["total_output_tokens"] == 27 and run["mean_ttft_ms"] > 0
     assert run["error_kinds"]["connection lost"] == 1 and run["error_kinds"]["no connection"] == 3
     assert run["not_sent"] == 12 - 3 - 4 and "stopped answering" in run["interrupted"]
@@ -100,7 +100,7 @@ def test_a_sweep_ends_with_the_server() -> None:
     begun: list[str] = []
     seen: list[Timing] = []
     with StubServer({"p": STREAM}, die_after=1) as server:
-        stages = tuple(Stage(by_rate(rate), (Prompt("r", "p"),) * 8, 1) for rate in (50.0, 100.0))
+        stages = tuple(RateRun(by_rate(rate), (Prompt("r", "p"),) * 8, 1) for rate in (50.0, 100.0))
         watch = ServeObserver(begun.append, seen.append)
         _, found = asyncio.run(record(Endpoint(server.url), Workload(stages, Params(), 0), watch))
     assert (
@@ -115,7 +115,7 @@ def test_cancelling_keeps_what_was_measured() -> None:
 
     async def main(url: str) -> LoadRecord:
         first = asyncio.Event()
-        stage = Stage(AtOnce(), (Prompt("r", "p"), Prompt("s", "slow")))
+        stage = RateRun(AtOnce(), (Prompt("r", "p"), Prompt("s", "slow")))
         workload = Workload((stage,), Params(), 0)
         watch = ServeObserver(done=lambda timing: first.set())
         task = asyncio.create_task(record(Endpoint(url), workload, watch))
@@ -135,7 +135,7 @@ def test_where_nothing_answers_there_is_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InvalidInput, match="server that answers"):
-            asyncio.run(record(Endpoint(url), Workload((Stage(AtOnce(), (Prompt("r", "p"),)),), Params())))
+            asyncio.run(record(Endpoint(url), Workload((RateRun(AtOnce(), (Prompt("r", "p"),)),), Params())))
 
 
 def test_a_failing_warm_up_says_what_the_server_said() -> None:

@@ -18,7 +18,7 @@ from cospec.bench.counters import LoadSample, SpeculationCounters, from_engine, 
 from cospec.bench.metrics import Selection
 from cospec.bench.plots import PLOTS, all_plots
 from cospec.bench.request_record import Chunk, Timing
-from cospec.bench.results import by_load, figures
+from cospec.bench.run_figures import by_load, figures
 
 STATS = {"target_calls": 4, "drafts": 3, "drafted": 12, "accepted": 6, "rejections": 3}
 

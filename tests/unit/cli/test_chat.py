@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from cospec.cli.chat import Pieces
+from cospec.cli.chat import SourceSpans
 from cospec.core.types import Event
 from cospec.sampling_params import SamplingParams
 from cospec.text.tokenizer import TextTokenizer
@@ -91,7 +91,7 @@ def test_pieces_follow_their_tokens(tokenizer_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokens = TextTokenizer(AutoTokenizer.from_pretrained(tokenizer_folder), FakeEngine.max_model_len, 300)
-    pieces = Pieces(tokens)
+    pieces = SourceSpans(tokens)
     a, b, *e = tokens.encode("abé")
     assert pieces.split(event("ab", [a, b], ["small", "target"])) == [("a", "small"), ("b", "target")]
     # Half a character has no text yet; it takes the source of its first byte.

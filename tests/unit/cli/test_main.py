@@ -89,6 +89,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return calls
 
 
+@pytest.fixture
+def key_of_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API key in the environment."""
+    monkeypatch.setenv("COSPEC_API_KEY", "environment")
+
+
 def test_serve_passes_options_on(cospec_command: Command, served: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSPEC_API_KEY", "from the environment")
     result = cospec_command(
@@ -112,16 +118,10 @@ def test_serve_passes_options_on(cospec_command: Command, served: Calls, monkeyp
         (["--api-key", "line"], "api_key: [file]", ["line"]),
     ],
 )
+@pytest.mark.usefixtures("key_of_environment")
 def test_the_key_of_the_environment_replaces_no_other(
-    cospec_command: Command,
-    served: Calls,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    line: list[str],
-    file: str,
-    keys: list[str],
+    cospec_command: Command, served: Calls, tmp_path: Path, line: list[str], file: str, keys: list[str]
 ) -> None:
-    monkeypatch.setenv("COSPEC_API_KEY", "environment")
     (tmp_path / "c.yaml").write_text(file)
     assert cospec_command("serve", *line, "--config", tmp_path / "c.yaml").exit_code == 0
     ((_, settings),) = served
@@ -153,7 +153,10 @@ def test_command_line_wins_over_file(cospec_command: Command, served: Calls, tmp
 
 @pytest.mark.parametrize(
     ("file", "line", "models"),
-    [("models: [a, b]", ["c"], None), ("model: a", ["--model", "b", "--model", "c", "--ensemble", '{"method": "single"}'], ["b", "c"])],
+    [
+        ("models: [a, b]", ["c"], None),
+        ("model: a", ["--model", "b", "--model", "c", "--ensemble", '{"method": "single"}'], ["b", "c"]),
+    ],
 )
 def test_models_of_the_command_line_win_however_many(
     cospec_command: Command, served: Calls, tmp_path: Path, file: str, line: list[str], models: list[str] | None
@@ -175,7 +178,10 @@ def test_models_of_the_command_line_win_however_many(
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
         (["--speculative-config", "[]"], "speculative_config is '[]'"),
         (["--speculative-config", '{"num_speculative_tokens": "x"}'], "speculative_config.num_speculative_tokens"),
-        (["--speculative-config", '{"method": "x"}'], "speculative_config.method is 'x'; allowed is one of draft_model"),
+        (
+            ["--speculative-config", '{"method": "x"}'],
+            "speculative_config.method is 'x'; allowed is one of draft_model",
+        ),
         (["--speculative-config", '{"policy": "x"}'], "speculative_config.policy is 'x'"),
         (["--speculative-config", '{"acceptance_method": "x"}'], "speculative_config.acceptance_method is 'x'"),
         (["--speculative-config", '{"execution_mode": "x"}'], "speculative_config.execution_mode is 'x'"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cospec.cluster import state_file
-from cospec.cluster.ray_cluster import HeadLost, HeadWatch
+from cospec.cluster.ray_cluster import RayHeadLost, RayHeadWatch
 from cospec.errors import InvalidInput
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
-        watch = HeadWatch(f"127.0.0.1:{port}", patience=3)
+        watch = RayHeadWatch(f"127.0.0.1:{port}", patience=3)
         watch.check(1)
     watch.check(1)
     watch.check(1)
@@ -31,7 +31,7 @@ def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
         watch.check(1)
     watch.check(1)
     watch.check(1)
-    with pytest.raises(HeadLost, match=f"127.0.0.1:{port} has been away for 3 seconds"):
+    with pytest.raises(RayHeadLost, match=f"127.0.0.1:{port} has been away for 3 seconds"):
         watch.check(1)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import NOT_FINITE
+from cospec.acceptance.python_verification import NOT_FINITE
 from cospec.assembly.components import AcceptanceMethods
 from cospec.core.model_io import BatchOutput, SequenceSlice, TokenBatch
 from cospec.core.pipelined_verifier import PipelinedVerifier

@@ -22,7 +22,7 @@ from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
 from cospec.runtime.engine_client import EngineStatus
-from cospec.runtime.executors import InlineExecutor, ThreadExecutor
+from cospec.runtime.in_process_executors import InlineExecutor, ThreadExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import ServerMetrics
 from harness.methods import override

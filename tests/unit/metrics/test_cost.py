@@ -13,7 +13,7 @@ from cospec.bench.metrics import Selection, summarise
 from cospec.bench.request_record import Chunk, Timing
 from cospec.config import EngineConfig
 from cospec.core.types import Event
-from cospec.metrics.engine import EngineMetrics, price_per_million
+from cospec.metrics.engine_counters import EngineMetrics, price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.metrics import ServerMetrics
 from cospec.server.node_metrics import COUNTERS, GAUGES

@@ -14,7 +14,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.types import SpeculationParams
 from cospec.drafters.model import ModelDrafter
-from cospec.metrics.engine import EngineMetrics, merge
+from cospec.metrics.engine_counters import EngineMetrics, merge
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.toys import make_request, run_all, toy_engine, with_pool

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cospec.core.types import Commit
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache, LayerShape, block_bytes
-from cospec.models.kv_cache_dtype import CACHE_DTYPES
+from cospec.models.kv_cache_formats import CACHE_DTYPES
 
 SHAPES = (LayerShape(2, 3), LayerShape(1, 5))
 

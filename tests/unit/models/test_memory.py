@@ -16,7 +16,7 @@ from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, ModelError
 from cospec.models import memory as budgets
 from cospec.models.kv_cache import LayerShape
-from cospec.models.kv_cache_dtype import CACHE_DTYPES
+from cospec.models.kv_cache_formats import CACHE_DTYPES
 from cospec.models.loading import LoadOptions, cache_budget, load_model
 from cospec.models.memory import CacheBudget, KVRoom, MemoryNeed, divide, need_of, pages_for
 from harness.tiny import tiny

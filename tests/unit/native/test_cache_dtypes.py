@@ -13,7 +13,7 @@ from cospec.models.attention.backend import AttentionShape
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache, LayerShape
-from cospec.models.kv_cache_dtype import CACHE_DTYPES, decode, encode
+from cospec.models.kv_cache_formats import CACHE_DTYPES, decode, encode
 from cospec.native import operators
 from cospec.native.library import offered
 from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention

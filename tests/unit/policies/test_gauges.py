@@ -13,8 +13,8 @@ from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, SpeculationParams
 from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions
 from cospec.policies.latency.call_latency import ModelCall
-from cospec.policies.per_request import PerRequestPolicy
 from cospec.policies.policy_build_context import PolicyContext
+from cospec.policies.requested_policy import RequestedPolicy
 from cospec.registry import POLICIES
 from harness.execution import CPU, World, sequences
 
@@ -89,7 +89,7 @@ class OneAsksForSlope(Scraped):
 
 
 def test_metrics_change_no_decision_with_a_policy_per_request() -> None:
-    plain, scraped = (OneAsksForSlope(PerRequestPolicy(built("goodput"), built), scrape) for scrape in (False, True))
+    plain, scraped = (OneAsksForSlope(RequestedPolicy(built("goodput"), built), scrape) for scrape in (False, True))
     for policy in (plain, scraped):
         World(CPU, changing, 3, stream_kind=0.1).play(policy, MODES)
     assert scraped.plans == plain.plans

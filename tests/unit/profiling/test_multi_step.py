@@ -17,7 +17,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.ensemble.blends.weighted import Single
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
-from cospec.profiling.measure import STEPS_PER_CALL, Grid, MultiStepTimer, measure_multi_steps
+from cospec.profiling.measure import STEPS_PER_CALL, MeasurementGrid, MultiStepTimer, measure_multi_steps
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load
 
@@ -57,7 +57,7 @@ class Noted:
 def test_points_are_rounds_that_run_as_one(folders: tuple[Path, Path], but: int) -> None:
     target, drafter = load(folders[0], pages=400), ModelDrafter(load(folders[1], pages=400))
     noted = Noted(runner_of(target, drafter), but)
-    grid = Grid((8, 24), (1, 4), (1, 3), (16,))
+    grid = MeasurementGrid((8, 24), (1, 4), (1, 3), (16,))
     forwards, drafts = measure_multi_steps(target, drafter, grid, 1.0, cast(NativeMultiStep, noted))
     assert sorted((s.sequences, s.tokens / s.sequences) for s in forwards) == sorted(
         [(n, t) for _ in grid.contexts for n in (1, 4) for t in (1, 3)] + [(1, 16)]

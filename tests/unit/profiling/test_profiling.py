@@ -23,12 +23,12 @@ from cospec.native import library
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling import start, store
-from cospec.profiling.measure import Grid, measure_forwards, measure_multi_steps, measure_steps
-from cospec.profiling.report import Profile, plot
+from cospec.profiling.fit_errors import Profile, plot
+from cospec.profiling.measure import MeasurementGrid, measure_forwards, measure_multi_steps, measure_steps
 from harness.toys import with_pool
 
 TRUE = ForwardLatency(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)
-SMALL = Grid(contexts=(8, 32, 64), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 4), chunks=(16,))
+SMALL = MeasurementGrid(contexts=(8, 32, 64), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 4), chunks=(16,))
 
 
 class Timed:
@@ -109,7 +109,7 @@ def test_no_point_always_follows_the_same_one() -> None:
 
 def test_steps_of_a_drafter() -> None:
     model = with_pool(ToyModel(5, seed=2), 2000, 4)
-    samples = measure_steps(ModelDrafter(model), 5, Grid((8, 32), (1, 4), (2, 4), ()), 5.0)
+    samples = measure_steps(ModelDrafter(model), 5, MeasurementGrid((8, 32), (1, 4), (2, 4), ()), 5.0)
     assert len(samples) == 8
     assert all(sample.seconds > 0 and sample.tokens == sample.sequences for sample in samples)
     assert model.pages.usage == 0
@@ -119,7 +119,7 @@ def test_steps_of_a_drafter() -> None:
 def test_forwards_and_drafts_by_turns() -> None:
     """Every point is a round: forwards of all rows, drafts of one token fewer for each sequence."""
     target, drafter = with_pool(ToyModel(5, seed=1), 2000, 4), ModelDrafter(with_pool(ToyModel(5, seed=2), 2000, 4))
-    grid = Grid((8, 32), (1, 4), (1, 3), (16,))
+    grid = MeasurementGrid((8, 32), (1, 4), (1, 3), (16,))
     forwards, drafts = measure_multi_steps(target, drafter, grid, 5.0)
     assert {(s.context, s.tokens, s.sequences) for s in forwards} == {
         *((c * n, t * n, n) for c in (8, 32) for n in (1, 4) for t in (1, 3)),

@@ -12,7 +12,7 @@ from cospec.errors import InvalidInput
 from cospec.models.medusa_heads import MedusaHeads, MedusaModule
 from cospec.training.distill_data import DistillData, DistillOptions
 from cospec.training.family import load_trained, prepare, train_target
-from cospec.training.medusa_heads import RANKS, HeadsLoss, train_heads
+from cospec.training.medusa_heads import RANKS, MedusaLoss, train_heads
 from cospec.training.recipe import HeadsPlan, TrainingRecipe
 
 
@@ -36,7 +36,7 @@ def test_heads_learn_what_the_target_says_later(
     assert with_heads.specialists is not None
     distill_options = DistillOptions({"math": 1.0}, with_heads.specialists.distillation, 32, with_heads.seed)
     distill_batches = distill_data.make(target, distill_options, "math")
-    loss = HeadsLoss([distill_batches], target.lm_head.weight.detach(), 2)
+    loss = MedusaLoss([distill_batches], target.lm_head.weight.detach(), 2)
     numbers = torch.tensor([[0, n] for n in range(8)])
     trained, untrained = MedusaModule(2, 32), MedusaModule(2, 32)
     for head, block in enumerate(trained.blocks):

@@ -28,7 +28,7 @@ from cospec.verify.chisquare import NO_DRAFTS
 from cospec.verify.context import QUICK, Check, CheckContext, draft_tokens, run
 from cospec.verify.controls import EvenDrafter, KeepsAll, NoResidual
 from cospec.verify.enumerated_draws import total_variation
-from cospec.verify.identity import Pair, compare, greedy_checks
+from cospec.verify.identity import DecodingPair, compare, greedy_checks
 from cospec.verify.reference import tolerance_of
 from cospec.verify.suite import CHECK_GROUPS, context_of_llm
 from harness.llamas import write_pair, write_tokenizer
@@ -266,7 +266,7 @@ def greedy(context: CheckContext) -> dict[str, tuple[int, ...]]:
 def test_another_token_is_seen_and_told(context: CheckContext) -> None:
     right = greedy(context)
     wrong = {**right, "1": (*right["1"][:3], (right["1"][3] + 1) % 64, *right["1"][4:])}
-    check = compare(context, "check_group", "name", GREEDY, Pair(wrong, right))
+    check = compare(context, "check_group", "name", GREEDY, DecodingPair(wrong, right))
     assert not check.passed
     assert "prompt 1, token 4" in check.notes[0]
     assert "NOT a near-tie" in check.notes[0]
@@ -274,7 +274,9 @@ def test_another_token_is_seen_and_told(context: CheckContext) -> None:
 
 def test_a_missing_token_is_seen(context: CheckContext) -> None:
     right = greedy(context)
-    assert not compare(context, "check_group", "name", GREEDY, Pair({**right, "0": right["0"][:-1]}, right)).passed
+    assert not compare(
+        context, "check_group", "name", GREEDY, DecodingPair({**right, "0": right["0"][:-1]}, right)
+    ).passed
 
 
 def test_a_near_tie_is_excused_and_what_follows_it_is_not(context: CheckContext) -> None:
@@ -289,11 +291,13 @@ def test_a_near_tie_is_excused_and_what_follows_it_is_not(context: CheckContext)
     second = min(gaps, key=lambda token: gaps[token])
     wide = replace(context, tolerance=gaps[second] * 1.01)
     tied = (*ours[:2], second, *context.reference.generate((*prompt, *ours[:2], second), 5))
-    check = compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": tied}, right))
+    check = compare(wide, "check_group", "name", GREEDY, DecodingPair({**right, "0": tied}, right))
     assert check.passed
     assert "a near-tie, excused" in check.notes[0]
     worst = max(range(64), key=lambda token: context.reference.shortfalls(prompt, (*tied[:-1], token), GREEDY, 0)[-1])
-    assert not compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": (*tied[:-1], worst)}, right)).passed
+    assert not compare(
+        wide, "check_group", "name", GREEDY, DecodingPair({**right, "0": (*tied[:-1], worst)}, right)
+    ).passed
 
 
 def test_seeded_tokens_are_the_firsts_of_their_noise(context: CheckContext) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.tensor.random import exponential_sample, first_largest, signed, uniforms
 from cospec.core.rng import StreamKind
 from cospec.core.sampling import truncate

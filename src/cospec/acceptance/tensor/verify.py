@@ -1,4 +1,7 @@
-"""Verification on the device of the logits: the results of ``acceptance.reference``; only results go to the host."""
+"""Verification on the device of the logits; only results go to the host.
+
+The results are those of ``acceptance.python_verification``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cospec.acceptance.match import Match
-from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited, uses_finite_rows
+from cospec.acceptance.python_verification import NOT_FINITE, VerifiedDraft, VerifyTask, edited, uses_finite_rows
 from cospec.acceptance.tensor.batch import batch_of
 from cospec.acceptance.tensor.methods import TensorForm
 from cospec.core.plugin_base import AcceptanceMethod
@@ -28,7 +31,7 @@ def supports(acceptance_method: AcceptanceMethod) -> str | None:
 def verify_drafts(
     tasks: Sequence[VerifyTask], acceptance_methods: Sequence[AcceptanceMethod], logits: Tensor
 ) -> list[VerifiedDraft]:
-    """See ``acceptance.reference.verify_drafts``.
+    """See ``acceptance.python_verification.verify_drafts``.
 
     Args:
         tasks: with drafts that ``supports`` has no reason against.

@@ -24,8 +24,8 @@ from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.errors import DrafterLost, InvalidInput, words
 from cospec.registry import DRAFTERS
 from cospec.runtime.codec import ProtocolError
-from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
 from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executor_base import DrafterExecutor, DrafterRecipe
 from cospec.runtime.messages import DrafterInfo
 
 if TYPE_CHECKING:

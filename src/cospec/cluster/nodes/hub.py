@@ -15,9 +15,9 @@ from typing import Any
 from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
+from cospec.cluster.nodes.node_key_records import QUARANTINE_SECONDS, Counted, NodeKeyRecords, NodeTotals
 from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.unread_limit import UnreadLimit
-from cospec.cluster.nodes.user_records import QUARANTINE_SECONDS, Counted, NodeTotals, NodeUsers
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,
     LONGEST_REASON,
@@ -91,7 +91,7 @@ class NodeHub:
         self.slots: dict[str, OfferedSlot] = {}
         self.address = ""
         self._peers: dict[bytes, Peer] = {}  # by the identity of the connection
-        self._users, self._totals = NodeUsers(clock), NodeTotals()
+        self._users, self._totals = NodeKeyRecords(clock), NodeTotals()
         self._socket: Any = None
         self._context: Any = None
         self._admitted: AdmittedNodes | None = None

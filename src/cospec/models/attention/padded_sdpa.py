@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks
-from cospec.models.kv_cache_dtype import decode
+from cospec.models.kv_cache_formats import decode
 
 if TYPE_CHECKING:
     from cospec.models.attention.backend import AttentionShape

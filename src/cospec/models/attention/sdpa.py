@@ -12,7 +12,7 @@ from cospec.models.attention.backend import AttentionBackend, AttentionShape, La
 from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Entries, Frame, Padded, capped, frame_of, worthwhile
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks, LayerShape
-from cospec.models.kv_cache_dtype import decode
+from cospec.models.kv_cache_formats import decode
 
 
 class SdpaAttention(AttentionBackend):

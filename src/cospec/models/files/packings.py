@@ -17,7 +17,7 @@ from torch import Tensor
 from cospec.errors import ModelError
 
 
-class Layer:
+class PackedTensors:
     """The tensors of one linear layer, by the last part of their names; a tensor is read when it is needed.
 
     Attributes:
@@ -94,18 +94,18 @@ class Packing(ABC):
     dtype: ClassVar[torch.dtype] = torch.float32
 
     @abstractmethod
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """Return ``(out, in)`` of a layer."""
 
     @abstractmethod
-    def decode(self, layer: Layer) -> Tensor:
+    def decode(self, layer: PackedTensors) -> Tensor:
         """Return the weight ``[out, in]``."""
 
-    def kind(self, layer: Layer) -> str | None:
+    def kind(self, layer: PackedTensors) -> str | None:
         """Return the block format that holds the weight exactly, from all tensors but the first; None without one."""
         return None
 
-    def blocks(self, layer: Layer) -> Tensor:
+    def blocks(self, layer: PackedTensors) -> Tensor:
         """Return the weight in file blocks of ``kind``."""
         raise NotImplementedError
 
@@ -114,22 +114,22 @@ class IntegerPacking(Packing):
     """A packing of integers."""
 
     @abstractmethod
-    def integers(self, layer: Layer) -> Tensor:
+    def integers(self, layer: PackedTensors) -> Tensor:
         """Return the unsigned integers ``[out, in]``, int16."""
 
     @abstractmethod
-    def scheme(self, layer: Layer) -> Scheme:
+    def scheme(self, layer: PackedTensors) -> Scheme:
         """Return the meaning of the integers, from all tensors but the first."""
 
-    def decode(self, layer: Layer) -> Tensor:
+    def decode(self, layer: PackedTensors) -> Tensor:
         """See ``Packing``."""
         return self.scheme(layer).decode(self.integers(layer))
 
-    def kind(self, layer: Layer) -> str | None:
+    def kind(self, layer: PackedTensors) -> str | None:
         """See ``Packing``."""
         return self.scheme(layer).kind
 
-    def blocks(self, layer: Layer) -> Tensor:
+    def blocks(self, layer: PackedTensors) -> Tensor:
         """See ``Packing``."""
         return self.scheme(layer).blocks(self.integers(layer))
 
@@ -148,7 +148,7 @@ def unpack(packed: Tensor, bits: int, dim: int, order: Sequence[int] | None = No
     return integers.flatten(-2).movedim(-1, dim).to(torch.int16) if count > 1 else packed.to(torch.int16)
 
 
-def as_matrix(layer: Layer, part: str, out: int) -> Tensor:
+def as_matrix(layer: PackedTensors, part: str, out: int) -> Tensor:
     """Return numbers of a tensor, of outputs or of groups as ``[out, groups]``.
 
     Raises:
@@ -161,7 +161,7 @@ def as_matrix(layer: Layer, part: str, out: int) -> Tensor:
     return matrix.expand(out, -1).contiguous()
 
 
-def even_groups(layer: Layer, part: str, inputs: int, count: int, size: int | None) -> Tensor:
+def even_groups(layer: PackedTensors, part: str, inputs: int, count: int, size: int | None) -> Tensor:
     """Return the group of each input, for groups of ``size`` neighbours, of which the last may be shorter.
 
     Args:
@@ -194,16 +194,16 @@ class Gptq(IntegerPacking):
     group_size: int | None = None
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """See ``Packing``."""
         rows, out = layer.shapes["qweight"]
         return out, rows * 32 // self.bits
 
-    def integers(self, layer: Layer) -> Tensor:
+    def integers(self, layer: PackedTensors) -> Tensor:
         """See ``IntegerPacking``."""
         return unpack(layer["qweight"], self.bits, 0).t().contiguous()
 
-    def scheme(self, layer: Layer) -> Scheme:
+    def scheme(self, layer: PackedTensors) -> Scheme:
         """See ``IntegerPacking``."""
         zeros = unpack(layer["qzeros"], self.bits, 1)
         if self.version == 1:
@@ -229,16 +229,16 @@ class Awq(IntegerPacking):
     parts = ("qweight", "qzeros", "scales")
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """See ``Packing``."""
         inputs, words = layer.shapes["qweight"]
         return words * 8, inputs
 
-    def integers(self, layer: Layer) -> Tensor:
+    def integers(self, layer: PackedTensors) -> Tensor:
         """See ``IntegerPacking``."""
         return unpack(layer["qweight"], 4, 1, self.order).t().contiguous()
 
-    def scheme(self, layer: Layer) -> Scheme:
+    def scheme(self, layer: PackedTensors) -> Scheme:
         """See ``IntegerPacking``."""
         zeros = unpack(layer["qzeros"], 4, 1, self.order).t().contiguous()
         scales = layer["scales"].float().t().contiguous()
@@ -258,17 +258,17 @@ class PackedIntegers(IntegerPacking):
     group_size: int | None = None
     parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """See ``Packing``."""
         out, words = layer.shapes["weight_packed"]
         return out, words * 32 // self.bits
 
-    def integers(self, layer: Layer) -> Tensor:
+    def integers(self, layer: PackedTensors) -> Tensor:
         """See ``IntegerPacking``."""
         out, inputs = (int(each) for each in layer["weight_shape"])
         return unpack(layer["weight_packed"], self.bits, 1)[:out, :inputs]
 
-    def scheme(self, layer: Layer) -> Scheme:
+    def scheme(self, layer: PackedTensors) -> Scheme:
         """See ``IntegerPacking``."""
         out, inputs = (int(each) for each in layer["weight_shape"])
         scales = as_matrix(layer, "weight_scale", out).float()
@@ -279,7 +279,7 @@ class PackedIntegers(IntegerPacking):
         )
         return Scheme(self.bits, scales, self._zeros(layer, scales, out), groups)
 
-    def _zeros(self, layer: Layer, scales: Tensor, out: int) -> Tensor:
+    def _zeros(self, layer: PackedTensors, scales: Tensor, out: int) -> Tensor:
         """Return the zero points ``[out, groups]``."""
         half = 1 << self.bits - 1
         if "weight_zero_point" not in layer:
@@ -300,16 +300,16 @@ class PlainIntegers(IntegerPacking):
     group_size: int | None = None
     parts = ("weight", "weight_scale", "weight_zero_point")
 
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """See ``Packing``."""
         out, inputs = layer.shapes["weight"]
         return out, inputs
 
-    def integers(self, layer: Layer) -> Tensor:
+    def integers(self, layer: PackedTensors) -> Tensor:
         """See ``IntegerPacking``."""
         return layer["weight"].to(torch.int16) + 128
 
-    def scheme(self, layer: Layer) -> Scheme:
+    def scheme(self, layer: PackedTensors) -> Scheme:
         """See ``IntegerPacking``."""
         out, inputs = self.shape(layer)
         scales = as_matrix(layer, "weight_scale", out).float()
@@ -332,12 +332,12 @@ class Fp8(Packing):
     parts = ("weight", "weight_scale", "weight_scale_inv")
     dtype = torch.bfloat16
 
-    def shape(self, layer: Layer) -> tuple[int, int]:
+    def shape(self, layer: PackedTensors) -> tuple[int, int]:
         """See ``Packing``."""
         out, inputs = layer.shapes["weight"]
         return out, inputs
 
-    def decode(self, layer: Layer) -> Tensor:
+    def decode(self, layer: PackedTensors) -> Tensor:
         """See ``Packing``; products are rounded to bfloat16."""
         weight = layer["weight"].float()
         part = "weight_scale" if "weight_scale" in layer else "weight_scale_inv"

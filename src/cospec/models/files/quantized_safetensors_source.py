@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cospec.errors import ModelError
 from cospec.models.files.packing_selection import choose_packing
-from cospec.models.files.packings import Layer
+from cospec.models.files.packings import PackedTensors
 from cospec.models.files.source import SafetensorsSource
 from cospec.registry import WEIGHT_FORMATS
 
@@ -45,10 +45,10 @@ class QuantizedSafetensorsSource(SafetensorsSource):
         kinds = {key: self._packing.kind(layer) for key, layer in self._layers.items()}
         self.kinds = {key: kind for key, kind in kinds.items() if kind is not None and kind in WEIGHT_FORMATS}
 
-    def _layer(self, module: str) -> Layer:
+    def _layer(self, module: str) -> PackedTensors:
         shapes = {part: self.shapes.get(f"{module}.{part}") for part in self._packing.parts}
         read = partial(self._tensor, module)
-        return Layer(
+        return PackedTensors(
             f"{self._name}: {module}", {part: shape for part, shape in shapes.items() if shape is not None}, read
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cospec.assembly.node_drafters import build_offers
+from cospec.assembly.drafters_of_node import build_offers
 from cospec.cluster.nodes.executor import node_info
 from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.config import EngineConfig

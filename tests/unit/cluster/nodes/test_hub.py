@@ -11,15 +11,15 @@ import pytest
 
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.node_session import MISSES, NodeSession
-from cospec.cluster.nodes.user_records import (
+from cospec.cluster.nodes.node_key_records import (
     MOST_NAMES,
     MOST_USERS,
     OTHERS,
     QUARANTINE_SECONDS,
+    NodeKeyRecords,
     NodeTotals,
-    NodeUsers,
 )
+from cospec.cluster.nodes.node_session import MISSES, NodeSession
 from cospec.cluster.nodes.wire import (
     HEADER,
     LONGEST_REASON,
@@ -166,7 +166,7 @@ def test_counts_of_many_names_are_joined() -> None:
 
 def test_quarantines_double_and_end() -> None:
     now = 0.0
-    users = NodeUsers(lambda: now)
+    users = NodeKeyRecords(lambda: now)
     for times in range(3):
         assert users.exclude("a", {"node": "n"}) == QUARANTINE_SECONDS * 2**times
         assert users.excluded("a") and not users.excluded("b") and users.statuses() == [{"node": "n"}]
@@ -175,7 +175,7 @@ def test_quarantines_double_and_end() -> None:
 
 
 def test_a_full_table_keeps_quarantines() -> None:
-    users = NodeUsers(lambda: 0.0)
+    users = NodeKeyRecords(lambda: 0.0)
     users.exclude("a", None)
     for number in range(2 * MOST_USERS):
         users.keep_pause(f"late{number}", 1.0)

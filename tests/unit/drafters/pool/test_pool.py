@@ -27,7 +27,7 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
-from cospec.runtime.executors import InlineExecutor
+from cospec.runtime.in_process_executors import InlineExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import families
 from harness.methods import override

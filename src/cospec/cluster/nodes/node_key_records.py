@@ -21,7 +21,7 @@ Counted = tuple[str, str, Mapping[str, float]]
 
 
 @dataclass(slots=True)
-class UserRecord:
+class NodeKeyRecord:
     """What one user did.
 
     Attributes:
@@ -37,12 +37,12 @@ class UserRecord:
     pause: float = 0.0
 
 
-class NodeUsers:
+class NodeKeyRecords:
     """The records of all users."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._records: dict[str, UserRecord] = {}
+        self._records: dict[str, NodeKeyRecord] = {}
 
     def excluded(self, user: str) -> bool:
         """Whether the user is in quarantine."""
@@ -69,11 +69,11 @@ class NodeUsers:
         """The remembered pause; 0 without a late node."""
         return self._records[user].pause if user in self._records else 0.0
 
-    def _record(self, user: str) -> UserRecord:
+    def _record(self, user: str) -> NodeKeyRecord:
         if user not in self._records and len(self._records) >= MOST_USERS:
             now = self._clock()
             self._records = {name: record for name, record in self._records.items() if now < record.until}
-        return self._records.setdefault(user, UserRecord())
+        return self._records.setdefault(user, NodeKeyRecord())
 
 
 class NodeTotals:

@@ -24,7 +24,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Fixed, Off
-from cospec.policies.per_request import PerRequestPolicy
+from cospec.policies.requested_policy import RequestedPolicy
 from cospec.sampling_params import SamplingParams
 from harness.execution import sequences
 from harness.toys import make_request, run_all, toy_engine
@@ -44,7 +44,7 @@ def test_each_request_has_a_policy_of_its_own() -> None:
         made.append(name)
         return Off()
 
-    policy = PerRequestPolicy(Fixed(3), make)
+    policy = RequestedPolicy(Fixed(3), make)
     ready = asking([None, "off", None, "off"])
     for _ in range(3):
         assert [budget.depth for budget in policy.plan(BatchState(ready))] == [3, 0, 3, 0]
@@ -60,7 +60,7 @@ def test_each_request_has_a_policy_of_its_own() -> None:
 
 
 def test_an_aborted_request_leaves_no_state() -> None:
-    policy = PerRequestPolicy(Fixed(3), lambda name: Off())
+    policy = RequestedPolicy(Fixed(3), lambda name: Off())
     ready = asking([None, "off"])
     policy.plan(BatchState(ready))
     assert policy.horizon == 1

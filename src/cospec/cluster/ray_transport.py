@@ -17,7 +17,7 @@ from cospec.runtime.messages import EngineInfo
 METRICS_SECONDS = 3.0
 
 
-class RayReplicas:
+class RayTransport:
     """Every call goes through the router of the handle; see ``prefix_router``."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:

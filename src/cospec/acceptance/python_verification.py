@@ -1,6 +1,6 @@
 """From logits to verification results, in Python: target distributions first, then each request's acceptance method.
 
-Runs on every device and in every precision. ``cospec.native.verifier`` replaces it where the native library can.
+Runs on every device and in every precision. ``cospec.native.acceptance`` replaces it where the native library can.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_dtype import cache_dtype, dtype_name
+from cospec.models.kv_cache_formats import cache_dtype, dtype_name
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder
@@ -22,7 +22,7 @@ INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast 
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSummary:
+class StartReport:
     """The facts of an engine that has been built.
 
     Attributes:
@@ -59,7 +59,7 @@ class EngineSummary:
 
 def summarize(
     config: EngineConfig, paths: Sequence[Path], device: torch.device, drafting: str, tokens: tuple[int, int]
-) -> EngineSummary:
+) -> StartReport:
     """Build the summary of an engine for ``config``.
 
     Args:
@@ -69,7 +69,7 @@ def summarize(
     names = [member.model for member in config.models or ()] or [config.model]
     if len(names) < len(paths):
         names = [path.name for path in paths]
-    return EngineSummary(
+    return StartReport(
         models=tuple((name, parameters(path)) for name, path in zip(names, paths, strict=True)),
         device=str(device),
         dtype=", ".join(dict.fromkeys(_formats(config, paths))),

@@ -15,7 +15,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 
 
-class PerRequestPolicy(Policy):
+class RequestedPolicy(Policy):
     """A policy that delegates to others; ``make(name)`` builds a requested policy once."""
 
     def __init__(self, default: Policy, make: Callable[[str], Policy]) -> None:

@@ -16,14 +16,14 @@ STOP_SECONDS = 5.0  # how long a stopping process may take before it is killed
 WORKER = "cospec.runtime.engine_process_main"
 
 
-class EngineProcess:
+class EngineProcessHandle:
     """A process that runs, and this side of the connection to the process. ``start`` makes one."""
 
     def __init__(self, child: ChildProcess, channel: AsyncChannel, progress: ProgressCounter) -> None:
         self._child, self._channel, self._progress = child, channel, progress
 
     @classmethod
-    async def start(cls, build: Build, config: EngineConfig, files: Sequence[int] = ()) -> EngineProcess:
+    async def start(cls, build: Build, config: EngineConfig, files: Sequence[int] = ()) -> EngineProcessHandle:
         """Start a process.
 
         Args:

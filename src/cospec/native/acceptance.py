@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from cospec.acceptance.match import Match
-from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited, masks_of
+from cospec.acceptance.python_verification import NOT_FINITE, VerifiedDraft, VerifyTask, edited, masks_of
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
@@ -35,7 +35,7 @@ class _Asked:
     words: bytes
 
 
-class NativeVerifier:
+class NativeAcceptance:
     """Verifies by the native library, and keeps the constant fields of each request."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class NativeVerifier:
     def verify(
         self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], logits: Tensor
     ) -> list[VerifiedDraft]:
-        """See ``acceptance.reference.verify_drafts``.
+        """See ``acceptance.python_verification.verify_drafts``.
 
         Args:
             tasks: with drafts that ``supports`` has no reason against.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cospec.core.interfaces import Clock, Executor
 from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost
-from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
 from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executor_base import DrafterExecutor, DrafterRecipe
 from cospec.runtime.messages import DrafterInfo
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def calibrate(
 ) -> None:
     """Fit the blend adaptive to reference answers.
 
-    The fit finds key tokens. Prints the option --ensemble with lambda1, lambda2 and lambda3, and what the option gains and loses.
+    The fit finds key tokens. Prints the option --ensemble with lambda1, lambda2 and lambda3, and its gain and loss.
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cospec.acceptance import reference
-from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance import python_verification
+from cospec.acceptance.python_verification import VerifiedDraft, VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.types import VerifyResult
 from cospec.ensemble.blends.registry import build_blend
 from cospec.native import library
+from cospec.native.acceptance import NativeAcceptance, supports
 from cospec.native.library import Source
-from cospec.native.verifier import NativeVerifier, supports
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
 from harness.verification import Round, parameters
@@ -28,10 +28,10 @@ KNOWN = ("match", "rejection", "block")
 
 
 def compiled(
-    made: Round, tasks: list[VerifyTask], rows: torch.Tensor, verifier: NativeVerifier | None = None
+    made: Round, tasks: list[VerifyTask], rows: torch.Tensor, verifier: NativeAcceptance | None = None
 ) -> list[VerifiedDraft]:
     """What the library decides."""
-    return (verifier or NativeVerifier()).verify(tasks, made.acceptance_method, rows)
+    return (verifier or NativeAcceptance()).verify(tasks, made.acceptance_method, rows)
 
 
 @settings(max_examples=40, derandomize=True)
@@ -59,7 +59,7 @@ def test_the_compiled_judge_decides_as_the_rules_do(
         made.add(params, acceptance_method, nodes, agreeing, drawn, tree)
     before = made.rows.clone()
     found = compiled(made, made.tasks, made.rows)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
     assert torch.equal(made.rows, before)
 
 
@@ -80,7 +80,7 @@ def test_every_path_is_taken(acceptance_method: str, isa: str) -> None:
         found = compiled(made, made.tasks, made.rows)
     finally:
         library.set_isa(best)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
     assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
 
 
@@ -99,7 +99,7 @@ def test_rows_with_nan_count_where_the_verdict_depends_on_them(
     for number, task in enumerate(made.tasks):
         rows[task.first + number % (task.last - task.first), 7] = odd
     found = compiled(made, made.tasks, rows)
-    wanted = reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    wanted = python_verification.verify_drafts(made.tasks, made.acceptance_methods, rows)
     assert [isinstance(verdict, str) for verdict in found] == [isinstance(verdict, str) for verdict in wanted]
     assert 0 < sum(isinstance(verdict, str) for verdict in found) < len(found)
 
@@ -110,7 +110,7 @@ def test_a_last_row_may_be_missing() -> None:
         made.add(SamplingParams(temperature=0.9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 1.0, True, False)
     short = [VerifyTask(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
     found = compiled(made, short, made.rows)
-    assert found == reference.verify_drafts(short, made.acceptance_methods, made.rows)
+    assert found == python_verification.verify_drafts(short, made.acceptance_methods, made.rows)
     assert any(isinstance(verdict, VerifyResult) and verdict.token is None for verdict in found)
 
 
@@ -148,8 +148,8 @@ def test_a_blend_is_judged_as_its_rows_are(
     for number, task in enumerate(made.tasks[::5]):
         queues[-1][task.verified_rows.start + number % task.count, 7] = float("nan")
     assert blend.recipe is not None
-    found = NativeVerifier().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
+    found = NativeAcceptance().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
     assert any(isinstance(verdict, str) for verdict in found)
     assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
     assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
@@ -170,15 +170,15 @@ def test_masks_are_applied_to_every_row(acceptance_method: str, temperature: flo
     for task in made.tasks:
         rows[task.first : task.verified_rows.start, 7] = 0.0  # rows of the prompt have no mask
     found = compiled(made, made.tasks, rows)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, rows)
     assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
     tokens = {verdict.token for verdict in found if isinstance(verdict, VerifyResult)}
     assert not tokens & {0, 1, 7}
     blend = build_blend({"method": "weighted", "lambda": 0.3}, 2)
     queues = [made.rows, made.rows.flip(0)]
     assert blend.recipe is not None
-    blended = NativeVerifier().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
-    assert blended == reference.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
+    blended = NativeAcceptance().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
+    assert blended == python_verification.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
 
 
 def test_the_library_refuses_methods_without_native_code() -> None:
@@ -191,16 +191,16 @@ def test_the_library_refuses_methods_without_native_code() -> None:
 
 
 def test_stored_data_is_not_used_for_a_request_of_the_same_name() -> None:
-    verifier = NativeVerifier()
+    verifier = NativeAcceptance()
     for seed in range(20):
         made = Round(40, np.random.default_rng(seed))
         made.add(
             SamplingParams(temperature=0.5 + seed / 9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 0.8, True, False
         )
-        assert compiled(made, made.tasks, made.rows, verifier) == reference.verify_drafts(
+        assert compiled(made, made.tasks, made.rows, verifier) == python_verification.verify_drafts(
             made.tasks, made.acceptance_methods, made.rows
         )
-        assert compiled(made, made.tasks, made.rows, verifier) == reference.verify_drafts(
+        assert compiled(made, made.tasks, made.rows, verifier) == python_verification.verify_drafts(
             made.tasks, made.acceptance_methods, made.rows
         )
 
@@ -229,5 +229,5 @@ def test_where_truncations_end(truncation: dict[str, Any], kept: set[int]) -> No
         made.add(SamplingParams(seed=seed, max_tokens=9, **truncation), "match", 0, 1.0, False, False)
     rows = torch.tensor(LAW).log().repeat(len(made.rows), 1)
     found = compiled(made, made.tasks, rows)
-    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    assert found == python_verification.verify_drafts(made.tasks, made.acceptance_methods, rows)
     assert {verdict.token for verdict in found if isinstance(verdict, VerifyResult)} == kept
