@@ -24,18 +24,20 @@ class SpeculativeConfig(Options):
 
     Attributes:
         method: ``draft_model``, ``ngram``, ``suffix``, ``heads``, ``pool``, ``synthetic``, ``off``, or a plug-in's
-            name. Where no method is named, models of the zoo use ``draft_model`` instead of ``off``, and other models
-            ``suffix``.
-        num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy, 0 to 64. Under ``auto``
-            the limit of a chain is 8; ``goodput`` doubles the limit, up to 32, where whole chains are accepted.
+            name. Without a method, an engine uses ``draft_model`` if ``model`` is given, or if the target is ``zoo``,
+            ``zoo:target`` or an adapter on it. Other targets use ``suffix``, and ensembles ``off``.
+        num_speculative_tokens: the length of a chain or the depth of a tree, or the maximum for an adaptive policy,
+            0 to 64. Under ``auto`` the limit of a chain is 8; ``goodput`` doubles the limit, up to 32, where whole
+            chains are accepted.
         acceptance_method: ``match``, ``rejection``, ``block``, ``recursive`` or ``typical``. ``auto`` takes ``match``
             for greedy and seeded requests, for drafts of ``union``, ``vote`` and ``fuse``, and for tokens that
             nodes without ``trusted`` draw. Otherwise ``auto`` takes ``block`` for chains and ``recursive`` for trees.
         policy: chooses the draft length of each request: ``goodput``, ``slope``, ``confidence``, ``milp``, ``fixed``
-            or ``off``. ``auto`` is ``fixed`` for a number of tokens, else ``goodput``.
+            or ``off``. ``auto`` is ``fixed`` where a number of tokens or ``widths`` is given, else
+            ``goodput``.
         policy_options: options of the policy.
         max_nodes: tokens of a draft tree per step, side branches included. None leaves trees to drafter and policy.
-        widths: children per node at each level of the tree. None lets the likeliest paths decide.
+        widths: children per tree node at each level. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification: ``sequential``, ``pipelined`` or ``draft-ahead``.
             ``auto`` chooses by measured times.
         drafter_executor: where the drafter runs: in the target's thread (``inline``), in another ``thread`` if
@@ -43,7 +45,7 @@ class SpeculativeConfig(Options):
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
             thread per processor. An empty list lets both sides use all processors.
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
-        request_may_choose: the choices that a request may make for its own drafts.
+        request_may_choose: the choices that a request may make for its own drafts; ``off`` is ``enabled: false``.
         cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
         options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``. Such an option
             may also stand directly in ``speculative_config``.
@@ -178,7 +180,8 @@ class EngineConfig(Options):
     Attributes:
         models: the models of an ensemble, each a name or an object with ``model``, ``dtype``, ``quantization`` and
             ``kv_cache_dtype``; ``model`` is then the name of the first.
-        ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
+        ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``;
+            several models need it.
         collaboration: which model proposes how many tokens.
         model: ``zoo``, ``zoo:NAME``, a folder, a GGUF file, or a hub name.
         tokenizer: a folder or hub name, where the model's folder has no tokenizer.
@@ -219,7 +222,7 @@ class EngineConfig(Options):
             stages, or one per stage for the link to its next stage. The last stage's link leads to the engine.
         stage_timeout: seconds after which a stage without an answer counts as lost, and all stages start again.
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
-        threads: threads of the CPU kernels; None is one per core.
+        threads: threads of the CPU kernels; None is one per processor.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
             ``amx_int8``, ``avx_vnni``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the
             default.

@@ -63,7 +63,7 @@ def _copy_periodic(tokens: Sequence[int], start: int, count: int) -> tuple[int, 
 
 
 class NgramDrafter(Drafter):
-    """Drafts by n-gram look-up; a token costs a few dictionary look-ups."""
+    """Drafts by n-gram lookup; a token costs a few dictionary lookups."""
 
     samples = False
     reads_hidden_states = False

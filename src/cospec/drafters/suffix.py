@@ -186,7 +186,7 @@ class _Text:
 
 
 class SuffixDrafter(Drafter):
-    """Drafts by suffix look-up; a token costs a few dictionary look-ups."""
+    """Drafts by suffix lookup; a token costs a few dictionary lookups."""
 
     samples = False
     reads_hidden_states = False

@@ -29,7 +29,7 @@ class PoolOptions(Options):
         drafters: each with a ``name``, a ``method`` and the method's own options; ``executor``,
             ``cores`` and ``cost_per_hour`` say where the drafter runs.
         deadline: seconds that a step waits for a drafter; None waits without limit.
-        at_most: most drafters per request and step, look-ups apart; the policy may take fewer. None leaves
+        at_most: most drafters per request and step, lookups apart; the policy may take fewer. None leaves
             the number to policy and routing.
         token_steps: drafters on nodes draft token by token with the others, a round trip per token; None: only for
             ``mix``, which cannot use whole drafts of drawn tokens.

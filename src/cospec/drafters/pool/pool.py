@@ -323,7 +323,7 @@ class PoolDrafter(Drafter):
         cache = sole.drafter.draft_kv_cache if self.routing.scores_known_tokens else None
         if cache is not None and cache.backlog_len(context.id, len(context.tokens)) >= MISSED:
             return MISSED_STEPS
-        if any([self.members[other].propose([context], [budget]) for other in heavier]):  # look-ups change no state
+        if any([self.members[other].propose([context], [budget]) for other in heavier]):  # lookups change no state
             return SEVERAL
         return SoleDrafter(sole.name, sole.drafter)
 

@@ -18,7 +18,7 @@ class RoutingInput(NamedTuple):
     """The drafters to choose from for one sequence in one step.
 
     Attributes:
-        able: drafters that may take part, by number; never empty, look-ups apart.
+        able: drafters that may take part, by number; never empty, lookups apart.
         most: maximum number to choose, as the policy says; None leaves the number to the routing.
         weights: ``[M]``, of the request, see ``DrafterWeights.weights``.
         unscored: drafters of ``able`` that cannot score known tokens.
