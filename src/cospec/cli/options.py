@@ -105,7 +105,8 @@ Plugins = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Threads of the CPU kernels.", rich_help_panel=ENGINE, show_default="one per processor")
+    int | None,
+    typer.Option(help="Threads of the CPU kernels.", rich_help_panel=ENGINE, show_default="one per processor"),
 ]
 InstructionSet = Annotated[
     str | None,

@@ -1,7 +1,7 @@
 """From a cluster's declaration to the deployments of a Ray Serve application.
 
-Ray Serve places each deployment's actors by their resources and labels, checks their health, replaces dead actors with
-back-off, and scales the target on its queue.
+Ray Serve places each deployment's actors by their resources and labels, and checks their health. Ray Serve also
+replaces dead actors with back-off, and scales the target on its queue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Start Ray on this machine, or join a Ray cluster that runs; watch its head.
 
-A Ray cluster of our own listens on this machine only as far as Ray allows, needs a token, has no dashboard, sends no
-usage statistics, and ends with this process.
+A Ray cluster of our own listens on this machine only, as far as Ray allows, and needs a token. The cluster has no
+dashboard, sends no usage statistics, and ends with this process.
 """
 
 from __future__ import annotations

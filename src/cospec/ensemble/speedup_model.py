@@ -1,6 +1,6 @@
 """Predicted speed-up of collaborative decoding by exact counts of model calls (CoS 3.2 to 3.4).
 
-``alpha`` is the acceptance rate of a proposed token, ``gamma`` the length of a proposal, ``c`` the ratio of a
+``alpha`` is the acceptance rate of a proposed token, ``gamma`` the length of a proposal. ``c`` is the ratio of a
 proposer's time per call to the scorer's. Factors are relative to standard collaborative decoding, which calls each
 model for each token.
 """

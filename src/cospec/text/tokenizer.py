@@ -42,7 +42,7 @@ class TextTokenizer:
 
         Args:
             add_special_tokens: let the tokenizer add tokens such as the start of the text, and encode the text of a
-                special token as the token, as vLLM does. False does neither, so that no text becomes a special token.
+                special token as the token, as vLLM does. False does neither, so no text becomes a special token.
 
         Raises:
             InvalidInput: the text is too long for the context in any case, is no valid text, or the model has no

@@ -46,8 +46,8 @@ class PoolConfig:
     def route(self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]) -> list[float]:
         """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses.
 
-        The routing reads weights divided by ``1 + load``, because drafts of a drafter with ``load`` unanswered
-        proposals take so many times as long (CoSine section 4.2). Combiners read the undivided weights.
+        The routing reads weights divided by ``1 + load``: drafts of a drafter with ``load`` unanswered requests take
+        so many times as long (CoSine section 4.2). Combiners read the undivided weights.
 
         Args:
             loads: ``[M]``, see ``Executor.load``.

@@ -1,6 +1,6 @@
 """Named arrays in memory and in a file: the packed weights of a model.
 
-A file holds the arrays, each at a multiple of 64 bytes, then a description in JSON, and at the end the hash and the
+A file holds the arrays, each at a multiple of 64 bytes, then a description in JSON. The file ends with the hash and the
 length of the description. The description has a checksum of each array, so damage anywhere in the file is found.
 """
 

@@ -4,8 +4,8 @@ The only part of a weight are its file blocks, ``uint8 [outputs, bytes of a row]
 and never expands them. Inputs that do not fill the last block of a row are padded with zeros.
 
 Products round their inputs to 8 bits per row and 32 inputs (``round_inputs``). Sums of integers are exact, and the
-steps in float32 have one order, so the native product has the same bits for every number of rows, threads and every
-instruction set, see ``csrc/ops/block_kernel.h``.
+steps in float32 have one order. So the native product has the same bits for every number of rows and threads, and for
+every instruction set (``csrc/ops/block_kernel.h``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A forward pass and a draft pass do not explain a whole step. Drafts evict the ta
 process rows in groups, and every draft must be verified and committed. The time model follows the machine's speed
 within some twenty steps, so a run of steps of one length always fits. Only steps of different lengths measured at the
 same time show the model's error per length. So each batch of steps with several lengths is scaled as a whole to the
-model's speed, and each length keeps its own excess over the prediction.
+model's speed. Each length keeps its own excess over the prediction.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On a CPU, and on a GPU from some batch size on, γ_M changes with N_batched: one slope per piece between *knees*. The
 rows of one sequence share its overhead, so there is one more coefficient per sequence. All coefficients are fitted by
-non-negative least squares on relative errors, so a step of one token counts as much as a step of a thousand.
+non-negative least squares on relative errors. So a step of one token counts as much as a step of a thousand.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """An online fit of a time model: least squares with the measured fit as prior, and a refit when it is wrong.
 
 Two things change: the machine's speed, quickly and for all steps alike, and the shape of the coefficients, slowly. So
-every call is normalised by the current speed, and the shape explains calls over a long time, with each coefficient
-shrunk towards its prior. The time of steps without drafts therefore stays known while drafts are made, and a slow
+every call is normalised by the current speed. The shape explains calls over a long time, and each coefficient is shrunk
+towards its prior. The time of steps without drafts therefore stays known while drafts are made, and a slow
 period of the machine does not distort the shape.
 
 Kernels that process several rows at once make the cost of a token rise in steps, and the position of these steps
-decides the best draft length. So the slope may change at every number of tokens of a single sequence's step, and at
-increasingly distant numbers above.
+decides the best draft length. So the slope may change at every number of tokens of a single sequence's step.
+Above, the slope may change at increasingly distant numbers.
 """
 
 from __future__ import annotations
