@@ -26,7 +26,8 @@ def generate(
         Path, typer.Option(help='JSON lines: {"id", "turns": [...]} or {"prompt"}; other keys are ignored.')
     ],
     output: Annotated[Path, typer.Option(help="JSON lines to append to; requests with ids in the file are skipped.")],
-    model: options.Models = None,
+    model: options.ModelArgument = None,
+    models: options.Models = None,
     ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
@@ -105,7 +106,7 @@ def generate(
                 pipeline_parallel_size=pipeline_parallel_size,
                 tensor_parallel_size=tensor_parallel_size,
             )
-            chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)
+            chosen = options.chosen_models(models or [], model) | present(ensemble=ensemble, collaboration=collaboration)
             config = _speculation(speculative_config)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             with LLM(speculative_config=config, **chosen, **engine_options) as llm:
