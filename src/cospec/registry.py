@@ -1,7 +1,6 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, combiner, routing, acceptance method, logits processor, policy, blend, execution mode, executor, weight
-format or attention back end is one file and one line here. Each table has an interface. The interface declares what a
+A new plug-in of cospec is one file and one line here. Each table has an interface. The interface declares what a
 class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no
 names.
 

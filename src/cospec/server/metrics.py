@@ -63,7 +63,7 @@ POLICY = {
     "speculation_length": "Tokens drafted per sequence in the latest decision, on average.",
     "predicted_step_seconds": "Predicted time of the latest step.",
     "prediction_error": "Median relative error of the time model over recent steps.",
-    "cost_refits": "Refits of the time model, after bad predictions.",
+    "time_model_refits": "Refits of the time model, after bad predictions.",
     "expected_goodput": "Tokens per second that the latest decision expects.",
     "acceptance_rate": "Accepted / (accepted + rejections), over recent steps; a draft has at most one rejection.",
 }

@@ -45,8 +45,8 @@ class Recording:
     Attributes:
         names: ``[M]``, of the drafters.
         vocab_size: of the target.
-        tokens, confidence: ``[M, P, K]``, the greedy chain of ``K`` tokens from the committed tokens before a position,
-            and the probability of each token after the tokens before, at temperature 1.
+        tokens, confidence: ``[M, P, K]``, the greedy chain of ``K`` tokens from the committed tokens before a position.
+            ``confidence`` is the probability of each token after the tokens before, at temperature 1.
         second, second_confidence: ``[M, P]``, the drafter's second choice at the position, and its probability.
         known: ``[M, T]``, the drafter's probability of each prompt and output token; 0 for first tokens.
     """

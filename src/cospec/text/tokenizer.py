@@ -41,8 +41,8 @@ class TextTokenizer:
         """Return the token ids of ``text``.
 
         Args:
-            add_special_tokens: let the tokenizer add tokens such as the start of the text, and encode the text of a
-                special token as the token, as vLLM does. False does neither, so no text becomes a special token.
+            add_special_tokens: as in vLLM, let the tokenizer add tokens such as the start of the text. The text of a
+                special token becomes the token. False does neither, so no text becomes a special token.
 
         Raises:
             InvalidInput: the text is too long for the context in any case, is no valid text, or the model has no

@@ -33,8 +33,8 @@ class BlendWeights(Options):
         """Return the weights of ``count`` models.
 
         Raises:
-            InvalidInput: both options are given, the number of weights is not ``count``, a weight is outside
-                ``least`` to ``most``, or the weights do not sum to 1.
+            InvalidInput: both options are given, or the number of weights is not ``count``. Also if a weight is
+                outside ``least`` to ``most``, or the sum of the weights is not 1.
         """
         self._check_within(least, most)
         if self.weights is None:

@@ -5,8 +5,8 @@ every call is normalised by the current speed. The shape explains calls over a l
 towards its prior. The time of steps without drafts therefore stays known while drafts are made, and a slow
 period of the machine does not distort the shape.
 
-Kernels that process several rows at once make the cost of a token rise in steps, and the position of these steps
-decides the best draft length. So the slope may change at every number of tokens of a single sequence's step.
+Kernels that process several rows at once make the cost of a token rise in steps. The position of these steps decides
+the best draft length. So the slope may change at every number of tokens of a single sequence's step.
 Above, the slope may change at increasingly distant numbers.
 """
 

@@ -243,7 +243,7 @@ class StepLatency:
         return {
             "predicted_step_seconds": self.predicted,
             "prediction_error": self.error,
-            "cost_refits": float(self.refits),
+            "time_model_refits": float(self.refits),
         }
 
     def _check_errors(self) -> None:

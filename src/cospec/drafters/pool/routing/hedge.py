@@ -4,7 +4,7 @@ A drafter that takes part again reads the tokens of missed steps anyway. So this
 tokens the drafter would have drafted (``DraftBudget.count_hits``). The count costs the rows' logits alone. Drafters
 also score the prompt before a request's first draft, and committed tokens after 16, 32, 64 ... more steps. Scores, hits
 and the results of drafts give ``DrafterWeights`` of all drafters. Only drafters with most of the weight draft. A
-drafter in a thread or process of its own, or on a node, scores while the target works, and its scores count when they
+drafter in a thread or process of its own, or on a node, scores while the target works. Its scores count when they
 arrive. A drafter that cannot score (with another vocabulary) gives no information while unused. So this drafter takes
 part initially, and again after some steps.
 """
