@@ -106,7 +106,9 @@ def generate(
                 pipeline_parallel_size=pipeline_parallel_size,
                 tensor_parallel_size=tensor_parallel_size,
             )
-            chosen = options.chosen_models(models or [], model) | present(ensemble=ensemble, collaboration=collaboration)
+            chosen = options.chosen_models(models or [], model) | present(
+                ensemble=ensemble, collaboration=collaboration
+            )
             config = _speculation(speculative_config)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             with LLM(speculative_config=config, **chosen, **engine_options) as llm:
