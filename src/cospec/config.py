@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Dtype, KVCacheDtype, ModelOptions, Options, parse
-from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, check_quantization
 
 LONGEST_DRAFT = 64
 
@@ -282,6 +282,8 @@ class EngineConfig(Options):
         if speculative is not None and not isinstance(speculative, SpeculativeConfig):
             speculative = speculative_config(speculative)
         config = parse(cls, {**_ensemble(values), "speculative_config": speculative})
+        if config.quantization is not None:
+            check_quantization(config.quantization)
         if config.speculative_config is not None and not config.plugins:
             config.speculative_config.check_names()
         return config

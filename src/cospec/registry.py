@@ -365,6 +365,26 @@ WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
     Declares("weight format", "cospec.models.weights.format:WeightFormat", named=True),
 )
 
+UNQUANTIZED = ("fp32", "bf16", "fp16")  # weight formats of a dtype
+QUANTIZATION_ALIASES = {"int4": "q4_0"}
+
+
+def quantizations() -> list[str]:
+    """Return the values of the option ``quantization``."""
+    return [*(name for name in WEIGHT_FORMATS.names if name not in UNQUANTIZED), *QUANTIZATION_ALIASES]
+
+
+def check_quantization(name: str, field: str = "quantization") -> None:
+    """Raise ``InvalidInput`` about ``field`` if no quantization has the name."""
+    if name not in quantizations():
+        raise wrong_quantization(name, field)
+
+
+def wrong_quantization(name: str, field: str) -> InvalidInput:
+    """Return the error about a quantization that is unknown, or that the device does not compute with."""
+    return InvalidInput(field, name, f"on a CPU one of {', '.join(quantizations())}; otherwise absent")
+
+
 register_drafter = DRAFTERS.register
 register_acceptance_method = ACCEPTANCE_METHODS.register
 register_logits_processor = LOGITS_PROCESSORS.register

@@ -17,15 +17,14 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions, load_model
-from cospec.models.weights.format import OTHER_NAMES
 from cospec.plugin_options import LIKE_TARGET, ModelOptions
-from cospec.registry import WEIGHT_FORMATS
+from cospec.registry import QUANTIZATION_ALIASES, WEIGHT_FORMATS
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, write_pair
 from harness.toys import make_request, run_all, tokens_of
 
 QUANTIZED = [name for name in WEIGHT_FORMATS if WEIGHT_FORMATS.load(name).dtype is None]
-FORMATS = f"on a CPU one of {', '.join((*QUANTIZED, *OTHER_NAMES))}; otherwise absent."
+FORMATS = f"on a CPU one of {', '.join((*QUANTIZED, *QUANTIZATION_ALIASES))}; otherwise absent."
 HEADS = {"method": "heads", "heads": "zoo:heads"}
 
 

@@ -12,7 +12,7 @@ from typer.testing import Result
 import cospec.config
 from cospec.cli.main import app
 from cospec.config import EngineConfig
-from cospec.models.weights.format import quantizations
+from cospec.registry import quantizations
 from cospec.sampling_params import SamplingParams
 from cospec.server.settings import ServerSettings
 

@@ -182,6 +182,7 @@ def test_models_of_the_command_line_win_however_many(
             ["--speculative-config", '{"method": "x"}'],
             "speculative_config.method is 'x'; allowed is one of draft_model",
         ),
+        (["--quantization", "q9"], "quantization is 'q9'; allowed is on a CPU one of int8, q8_0"),
         (["--speculative-config", '{"policy": "x"}'], "speculative_config.policy is 'x'"),
         (["--speculative-config", '{"acceptance_method": "x"}'], "speculative_config.acceptance_method is 'x'"),
         (["--speculative-config", '{"execution_mode": "x"}'], "speculative_config.execution_mode is 'x'"),

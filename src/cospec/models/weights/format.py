@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cospec.errors import InvalidInput, words
-from cospec.registry import WEIGHT_FORMATS
+from cospec.registry import QUANTIZATION_ALIASES, WEIGHT_FORMATS, check_quantization, wrong_quantization
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes by the names of the option ``dtype``."""
@@ -127,16 +127,6 @@ class LinearWeights:
         return LinearWeights(self.weight.join([layer.weight for layer in others], rows), bias)
 
 
-OTHER_NAMES = {"int4": "q4_0"}
-"""Names of quantizations that mean another one."""
-
-
-def quantizations() -> list[str]:
-    """Return the values of the option ``quantization``."""
-    formats = [name for name in WEIGHT_FORMATS.names if WEIGHT_FORMATS.load(name)().dtype is None]
-    return [*formats, *OTHER_NAMES]
-
-
 def choose_format(
     quantization: str | None, dtype: torch.dtype, device: torch.device, field: str = "quantization"
 ) -> WeightFormat:
@@ -154,9 +144,10 @@ def choose_format(
     if quantization is None:
         fitting = [each for each in formats.values() if each.dtype == dtype and device.type in each.devices]
         return fitting[0] if fitting else formats["fp32"]
-    found = formats.get(OTHER_NAMES.get(quantization, quantization))
-    if found is None or found.dtype is not None or device.type not in found.devices:
-        raise InvalidInput(field, quantization, f"on a CPU one of {', '.join(quantizations())}; otherwise absent")
+    check_quantization(quantization, field)
+    found = formats[QUANTIZATION_ALIASES.get(quantization, quantization)]
+    if device.type not in found.devices:
+        raise wrong_quantization(quantization, field)
     return found
 
 
