@@ -1,4 +1,4 @@
-"""The summary of an engine at start: model, parameters, kernels, drafter, KV cache."""
+"""The report of an engine at its start: model, parameters, kernels, drafter, KV cache."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ class OfferedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A connection with an accepted offer, of one authenticated user."""
+    """A connection with an accepted offer, of one authenticated key."""
 
-    user: str
+    key: str
     slot: OfferedSlot
     link: NodeSession
 
@@ -91,7 +91,7 @@ class NodeHub:
         self.slots: dict[str, OfferedSlot] = {}
         self.address = ""
         self._peers: dict[bytes, Peer] = {}  # by the identity of the connection
-        self._users, self._totals = NodeKeyRecords(clock), NodeTotals()
+        self._key_records, self._totals = NodeKeyRecords(clock), NodeTotals()
         self._socket: Any = None
         self._context: Any = None
         self._admitted: AdmittedNodes | None = None
@@ -153,7 +153,7 @@ class NodeHub:
     def status(self) -> list[dict[str, Any]]:
         """One object per node: what it offers, its load, times and counts."""
         with self.lock:
-            return [*map(_status, self._peers.values()), *self._users.statuses()]
+            return [*map(_status, self._peers.values()), *self._key_records.statuses()]
 
     def totals(self) -> list[dict[str, Any]]:
         """Counts since the start, one object per node and drafter."""
@@ -234,7 +234,7 @@ class NodeHub:
             return
         self._keys_at = self.clock() + KEYS_SECONDS
         for identity, peer in list(self._peers.items()):
-            if not self._admitted.admits(peer.user):
+            if not self._admitted.admits(peer.key):
                 log.warning("the key of node %s was removed", peer.link.hello.node)
                 self._drop(identity)
 
@@ -246,31 +246,31 @@ class NodeHub:
             except zmq.Again:
                 return
             identity = parts[0].bytes
-            user = identity.hex() if self._admitted is None else str(parts[-1].get("User-Id"))
-            self._unread.read(parts, user)
+            key = identity.hex() if self._admitted is None else str(parts[-1].get("User-Id"))
+            self._unread.read(parts, key)
             try:
                 if len(parts) == 2:
-                    self._take(identity, user, parts[1].bytes)
+                    self._take(identity, key, parts[1].bytes)
                 elif identity in self._peers:
                     raise ProtocolError("The peer sent a message of several parts.")
             except ProtocolError as error:
-                self._exclude(identity, user, str(error)[:LONGEST_REASON])
+                self._exclude(identity, key, str(error)[:LONGEST_REASON])
             except Exception as error:  # no peer may end the thread, or raise in the engine
                 log.exception("a message of a peer cannot be handled")
-                self._exclude(identity, user, f"A message causes {type(error).__name__}.", damaged=True)
+                self._exclude(identity, key, f"A message causes {type(error).__name__}.", damaged=True)
 
-    def _take(self, identity: bytes, user: str, frame: bytes) -> None:
+    def _take(self, identity: bytes, key: str, frame: bytes) -> None:
         """Act on one frame of one connection.
 
         Raises:
             ProtocolError: the peer breaks the protocol.
         """
         peer = self._peers.get(identity)
-        if peer is not None and peer.user != user:  # the identity belongs to a new connection
+        if peer is not None and peer.key != key:  # the identity belongs to a new connection
             self._drop(identity)
             peer = None
         if peer is None:
-            self._greet(identity, user, frame)
+            self._greet(identity, key, frame)
             return
         link, message = peer.link, peer.link.decode(frame)
         match message:
@@ -289,13 +289,13 @@ class NodeHub:
         if link.quarantine:
             raise ProtocolError(link.quarantine)
 
-    def _greet(self, identity: bytes, user: str, frame: bytes) -> None:
+    def _greet(self, identity: bytes, key: str, frame: bytes) -> None:
         """Answer a connection without an accepted offer.
 
         Raises:
             ProtocolError: the peer breaks the protocol.
         """
-        if self._users.excluded(user) or (self._admitted is not None and not self._admitted.admits(user)):
+        if self._key_records.excluded(key) or (self._admitted is not None and not self._admitted.admits(key)):
             return
         try:
             message = self._messages.decode(frame)
@@ -309,16 +309,16 @@ class NodeHub:
             log.warning("node %.80r is refused: %s", message.node, reason)
             self._tell(identity, Refused(reason, QUARANTINE_SECONDS))
             return
-        self._accept(identity, user, message)
+        self._accept(identity, key, message)
 
-    def _accept(self, identity: bytes, user: str, hello: NodeHello) -> None:
+    def _accept(self, identity: bytes, key: str, hello: NodeHello) -> None:
         slot = self.slots[hello.drafter]
         times = ResponseTimes(self.options.quantile, self.options.deadline)
         link = NodeSession(hello, self.vocab_size, slot.samples and self.options.trusted, self.clock, times)
         link.last_message = self.clock()
-        if self._users.pause(user):
-            link.resume(self._users.pause(user))
-        self._peers[identity] = Peer(user, slot, link)
+        if self._key_records.pause(key):
+            link.resume(self._key_records.pause(key))
+        self._peers[identity] = Peer(key, slot, link)
         slot.links[identity] = link
         log.info("node %s drafts as %s", hello.node, hello.drafter)
         self._tell(identity, Welcome())
@@ -339,8 +339,8 @@ class NodeHub:
             return "The cost per hour is no number from 0 up."
         return "Too many nodes are connected." if len(self._peers) >= MOST_PEERS else ""
 
-    def _exclude(self, identity: bytes, user: str, reason: str, damaged: bool = False) -> None:
-        """Quarantine: tell the peer, and ignore its user for some time."""
+    def _exclude(self, identity: bytes, key: str, reason: str, damaged: bool = False) -> None:
+        """Quarantine: tell the peer, and ignore its key for some time."""
         peer, status = self._peers.get(identity), None
         if peer is None:
             log.warning("a peer is refused: %s", reason)
@@ -349,7 +349,7 @@ class NodeHub:
             if not peer.link.quarantine:
                 peer.link.exclude(reason)
             status = _status(peer)
-        self._tell(identity, Refused(reason, self._users.exclude(user, status)))
+        self._tell(identity, Refused(reason, self._key_records.exclude(key, status)))
         self._drop(identity)
 
     def _tell(self, identity: bytes, message: NodeMessage) -> None:
@@ -364,7 +364,7 @@ class NodeHub:
         peer.link.lose()
         self._totals.end(_counted(peer))
         del peer.slot.links[identity]
-        self._users.keep_pause(peer.user, peer.link.pause)
+        self._key_records.keep_pause(peer.key, peer.link.pause)
 
 
 def _counted(peer: Peer) -> Counted:

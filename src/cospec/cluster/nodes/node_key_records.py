@@ -1,6 +1,6 @@
-"""What the verifier remembers after connections: quarantines and pauses of users, and the counts of nodes.
+"""What the verifier remembers after connections: quarantines and pauses of keys, and the counts of nodes.
 
-A user is the public key of a connection, or without keys the connection itself.
+A key is the public key of a connection; without encryption each connection counts as a key.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from cospec.core.interfaces import Clock
 
-QUARANTINE_SECONDS = 60.0  # doubled for each time that the same user broke the protocol
-MOST_USERS = 256  # of which something is remembered, besides users in quarantine
+QUARANTINE_SECONDS = 60.0  # doubled for each time that a node of the same key broke the protocol
+MOST_KEYS = 256  # of which something is remembered, besides keys in quarantine
 MOST_NAMES = 256  # of nodes that are counted by name
 OTHERS = "others"  # the name that counts further nodes
 
@@ -22,10 +22,10 @@ Counted = tuple[str, str, Mapping[str, float]]
 
 @dataclass(slots=True)
 class NodeKeyRecord:
-    """What one user did.
+    """What the node of one key did.
 
     Attributes:
-        times: how often the user broke the protocol.
+        times: how often the node broke the protocol.
         until: end of the quarantine.
         status: of the excluded node, see ``NodeHub.status``.
         pause: that of ``NodeSession``, of a node that left.
@@ -38,19 +38,19 @@ class NodeKeyRecord:
 
 
 class NodeKeyRecords:
-    """The records of all users."""
+    """The records of all keys."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._records: dict[str, NodeKeyRecord] = {}
 
-    def excluded(self, user: str) -> bool:
-        """Whether the user is in quarantine."""
-        return user in self._records and self._clock() < self._records[user].until
+    def excluded(self, key: str) -> bool:
+        """Whether the key is in quarantine."""
+        return key in self._records and self._clock() < self._records[key].until
 
-    def exclude(self, user: str, status: dict[str, Any] | None) -> float:
-        """Begin a quarantine; returns its seconds. ``status`` is that of the user's node, if the node had joined."""
-        record = self._record(user)
+    def exclude(self, key: str, status: dict[str, Any] | None) -> float:
+        """Begin a quarantine; returns its seconds. ``status`` is that of the key's node, if the node had joined."""
+        record = self._record(key)
         seconds = QUARANTINE_SECONDS * float(1 << min(record.times, 6))
         record.times, record.until, record.status = record.times + 1, self._clock() + seconds, status
         return seconds
@@ -60,20 +60,20 @@ class NodeKeyRecords:
         now = self._clock()
         return [each.status for each in self._records.values() if each.status is not None and now < each.until]
 
-    def keep_pause(self, user: str, pause: float) -> None:
-        """Remember how long a late node of the user is not asked; 0: the node was in time."""
-        if pause or user in self._records:
-            self._record(user).pause = pause
+    def keep_pause(self, key: str, pause: float) -> None:
+        """Remember how long a late node of the key is not asked; 0: the node was in time."""
+        if pause or key in self._records:
+            self._record(key).pause = pause
 
-    def pause(self, user: str) -> float:
+    def pause(self, key: str) -> float:
         """The remembered pause; 0 without a late node."""
-        return self._records[user].pause if user in self._records else 0.0
+        return self._records[key].pause if key in self._records else 0.0
 
-    def _record(self, user: str) -> NodeKeyRecord:
-        if user not in self._records and len(self._records) >= MOST_USERS:
+    def _record(self, key: str) -> NodeKeyRecord:
+        if key not in self._records and len(self._records) >= MOST_KEYS:
             now = self._clock()
             self._records = {name: record for name, record in self._records.items() if now < record.until}
-        return self._records.setdefault(user, NodeKeyRecord())
+        return self._records.setdefault(key, NodeKeyRecord())
 
 
 class NodeTotals:

@@ -12,8 +12,8 @@ import pytest
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.node_key_records import (
+    MOST_KEYS,
     MOST_NAMES,
-    MOST_USERS,
     OTHERS,
     QUARANTINE_SECONDS,
     NodeKeyRecords,
@@ -166,18 +166,18 @@ def test_counts_of_many_names_are_joined() -> None:
 
 def test_quarantines_double_and_end() -> None:
     now = 0.0
-    users = NodeKeyRecords(lambda: now)
+    records = NodeKeyRecords(lambda: now)
     for times in range(3):
-        assert users.exclude("a", {"node": "n"}) == QUARANTINE_SECONDS * 2**times
-        assert users.excluded("a") and not users.excluded("b") and users.statuses() == [{"node": "n"}]
+        assert records.exclude("a", {"node": "n"}) == QUARANTINE_SECONDS * 2**times
+        assert records.excluded("a") and not records.excluded("b") and records.statuses() == [{"node": "n"}]
         now += QUARANTINE_SECONDS * 2**times
-        assert not users.excluded("a") and not users.statuses()
+        assert not records.excluded("a") and not records.statuses()
 
 
 def test_a_full_table_keeps_quarantines() -> None:
-    users = NodeKeyRecords(lambda: 0.0)
-    users.exclude("a", None)
-    for number in range(2 * MOST_USERS):
-        users.keep_pause(f"late{number}", 1.0)
-    assert users.excluded("a")
-    assert users.pause(f"late{2 * MOST_USERS - 1}") == 1.0 and users.pause("late0") == 0.0
+    records = NodeKeyRecords(lambda: 0.0)
+    records.exclude("a", None)
+    for number in range(2 * MOST_KEYS):
+        records.keep_pause(f"late{number}", 1.0)
+    assert records.excluded("a")
+    assert records.pause(f"late{2 * MOST_KEYS - 1}") == 1.0 and records.pause("late0") == 0.0
