@@ -36,7 +36,7 @@ BAD = [
     ({"method": "weighted", "weights": [0.6, 0.6]}, "whose sum is 1.2"),
     ({"method": "weighted", "weights": [0.2, 0.3, 0.5]}, "allowed is one weight for each of the 2 models"),
     ({"method": "weighted", "weights": [1.2, -0.2]}, "ensemble.weights is [1.2, -0.2]"),
-    ({"method": "weighted", "weights": [0.5, None]}, "ensemble.weights.1 is None"),
+    ({"method": "weighted", "weights": [0.5, None]}, "ensemble.weights[1] is None"),
     ({"method": "weighted", "lambda": 0.5, "weights": [0.5, 0.5]}, "left out when ensemble.weights is given"),
     ({"method": "weighted", "mu": 0.5}, "key ensemble.mu is 0.5"),
     ({"method": "contrastive", "mu": -1}, "ensemble.mu is -1"),

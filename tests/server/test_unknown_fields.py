@@ -108,7 +108,7 @@ def test_keys_inside_objects_are_named_by_their_path(server: Running, strict_ser
     body = {"messages": [USER, message, message], "stream": True, "stream_options": {"deep": 1}}
     answer = server.post(CHAT, **body)
     assert answer.headers[HEADER] == "stream_options.deep, messages.provider_specific_fields, messages.name"
-    refused(strict_server.post(CHAT, messages=[USER, {**USER, "colour": 1}]), "messages.1.colour")
+    refused(strict_server.post(CHAT, messages=[USER, {**USER, "colour": 1}]), "messages[1].colour")
     options = {"include_obfuscation": False, "include_usage": True}
     assert HEADER not in ask(server, CHAT, stream=True, stream_options=options).headers
     refused(ask(server, CHAT, speculation={"colour": 1}), "speculation.colour")
@@ -208,7 +208,7 @@ def test_tokenize_counts_what_a_chat_would(server: Running) -> None:
 def test_tool_messages_are_refused_with_the_reason(server: Running) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
     tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
-    assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[USER, tool]), "messages.1.role")
+    assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[USER, tool]), "messages[1].role")
     assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[call]), "messages[0].tool_calls")
 
 

@@ -26,7 +26,7 @@ class ServerSettings(Options):
     Attributes:
         host: the address on which the server listens.
         port: 0 takes a free port and prints the port.
-        api_key: the valid keys; empty for open access. The variable ``COSPEC_API_KEY`` holds a key where none is given.
+        api_key: the valid keys; empty for open access. Without ``api_key`` the variable ``COSPEC_API_KEY`` is the key.
         api_key_file: a file with more keys, one per line.
         allowed_hosts: allowed values of the header ``Host``, ``*.`` for subdomains; empty for any.
         allowed_origins: allowed CORS origins, ``*`` for any; empty for none.
