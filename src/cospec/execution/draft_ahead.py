@@ -9,7 +9,7 @@ from cospec.core.interfaces import ModeComponents
 from cospec.core.types import Draft, ScheduledRequest
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.execution.windows_in_flight import WindowsInFlight
-from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
+from cospec.runtime.executor_base import DRAFT_TIMEOUT
 
 
 class DraftAhead(OverlappedMode):
