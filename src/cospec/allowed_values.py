@@ -96,8 +96,8 @@ def _items(hint: Any, limits: Sequence[Any]) -> str:
 def _range(limits: Sequence[Any]) -> str:
     """Return bounds in words, such as ``from 1 to 64`` or ``above 0 up to 1``, after a space; empty without bounds."""
     flat = [inner for each in limits for inner in (each.metadata if isinstance(each, FieldInfo) else [each])]
-    least = [each.ge for each in flat if isinstance(each, Ge)]
-    most = [each.le for each in flat if isinstance(each, Le)]
+    least: list[Any] = [each.ge for each in flat if isinstance(each, Ge)]
+    most: list[Any] = [each.le for each in flat if isinstance(each, Le)]
     above = [f" above {each.gt}" for each in flat if isinstance(each, Gt)]
     below = [f" below {each.lt}" for each in flat if isinstance(each, Lt)]
     low = f" from {max(least)}" if least else "".join(above)  # pydantic adds the bounds of a type and of its field
