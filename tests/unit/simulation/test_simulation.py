@@ -285,7 +285,7 @@ def test_no_cache_page_is_lost() -> None:
         ({"variants": [{"name": "v", "execution_mode": "sideways"}]}, "speculative_config.execution_mode"),
         ({"variants": [{"name": "v", "policy": "sideways"}]}, "speculative_config.policy"),
         ({"arrivals": {"kind": "segments"}}, "arrivals"),
-        ({"pace": [{"seconds": 1.0, "factor": 0}]}, "pace.0.factor"),
+        ({"pace": [{"seconds": 1.0, "factor": 0}]}, "pace[0].factor"),
         ({"target": {"cost": {"profile": "nothing.json"}}}, "profile"),
     ],
 )
