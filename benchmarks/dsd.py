@@ -97,12 +97,17 @@ class Pipeline:
         start = partial(launch, given.stage, apart)
         model, self.close = load_target(config, [(str(folder), options)], options, start)
         assert isinstance(model, ShardedModel)
-        self.model, self.apart, self._given, self.draft = model, apart, given, 0.0
+        self.model, self.apart, self._given = model, apart, given
+        self._drafter, self._stored = SyntheticDrafter((given.acceptance,), 0.0, VOCAB), 0
+
+    def draft_in(self, seconds: float) -> None:
+        """From now on the drafter takes so many seconds for a token of a draft."""
+        self._drafter, self._stored = SyntheticDrafter((self._given.acceptance,), seconds, VOCAB), 0
 
     def measure(
         self, policy: str, requests: int = 1, in_flight: int | None = None, ahead: int = 0, windows: bool = True
     ) -> Times:
-        """Return the median of several runs; the first run, which stores the outputs, is not counted.
+        """Return the median of several runs; a run that stores the outputs for the drafter is not counted.
 
         Args:
             in_flight: steps in flight, by default as many as nodes.
@@ -118,13 +123,13 @@ class Pipeline:
             acceptance_method="match",
             execution_mode="draft-ahead" if ahead else "sequential",
         )
-        drafter = SyntheticDrafter((self._given.acceptance,), self.draft, VOCAB)
-        engine = Engine(assemble(target, drafter, speculative, EngineConfig(), TextInfo()))
+        engine = Engine(assemble(target, self._drafter, speculative, EngineConfig(), TextInfo()))
         if not windows:
             assert isinstance(engine.execution_mode, DraftAhead)
             engine.execution_mode.windows_ahead = None
-        if policy != "off":
+        if policy != "off" and requests > self._stored:
             self._run(engine, requests)
+            self._stored = requests
         runs = [self._run(engine, requests) for _ in range(self._given.repeats)]
         fields = Times.__dataclass_fields__
         return Times(**{name: median(asdict(run)[name] for run in runs) for name in fields})
@@ -195,7 +200,7 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
 
 def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[float]) -> dict[str, Any]:
     """Measure links of ``t1`` seconds; after the last of ``delays`` as many requests as nodes run together."""
-    pipeline.draft = nodes.draft
+    pipeline.draft_in(nodes.draft)
     if not pipeline.apart:
         pipeline.model.pipeline.set_links([LinkConfig(delay=t1)])
     alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
