@@ -6,7 +6,7 @@ between nodes have injected delays. Nodes and links sleep, so two cores can stan
 stored outputs with mistakes, at the acceptance of the paper's table 1, and sleeps its own time too.
 With ``--namespaces`` each node runs in a network namespace of ``benchmarks.netns``, whose links take real time.
 
-Last, one request has as many windows in flight as nodes (mode ``draft-ahead``), with and without early exit.
+With ``--ahead`` one request has as many windows in flight as nodes (mode ``draft-ahead``), with and without early exit.
 
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
 that of ``t1`` to ``t0 / N``. The equations are those of DSD, section 2. *Corrected* equations charge what a window
@@ -52,7 +52,6 @@ from cospec.runtime.transport import ChildProcess
 from cospec.text.input_processor import make_requests
 
 LAYERS, VOCAB = 8, 512
-AHEAD = (1, 2, 4, 8)  # draft tokens of a window where one request has several in flight
 DRAFT_SHARE = 0.02  # of t0, for each token of a draft
 
 
@@ -193,12 +192,17 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
         nodes = Nodes(count, t0, window.token / window.rounds, DRAFT_SHARE * t0, links)
         if not given.namespaces:
             delays = [ratio * t0 / count for ratio in given.ratios]
-            return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, t1, delays) for t1 in delays]}
+            return {
+                "nodes": asdict(nodes),
+                "rows": [measure_links(pipeline, nodes, t1, delays, given) for t1 in delays],
+            }
     with closing(Pipeline(folder, count, given, apart=True)) as pipeline:
-        return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, given.delay, [given.delay])]}
+        return {"nodes": asdict(nodes), "rows": [measure_links(pipeline, nodes, given.delay, [given.delay], given)]}
 
 
-def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[float]) -> dict[str, Any]:
+def measure_links(
+    pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[float], given: argparse.Namespace
+) -> dict[str, Any]:
     """Measure links of ``t1`` seconds; after the last of ``delays`` as many requests as nodes run together."""
     pipeline.draft_in(nodes.draft)
     if not pipeline.apart:
@@ -210,8 +214,8 @@ def measure_links(pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[
         "measured": {name: asdict(times) for name, times in alone.items()},
         "predicted": nodes.equations(t1, kept(asdict(alone["fixed"]))),
     }
-    if t1 in (delays[0], delays[-1]):
-        row["ahead"] = {str(length): measure_ahead(pipeline, length) for length in AHEAD}
+    if given.ahead:
+        row["ahead"] = {str(length): measure_ahead(pipeline, length) for length in given.ahead}
     if t1 == delays[-1]:
         row["together"] = {
             "one token, windows in flight": asdict(pipeline.measure("off", nodes.count)),
@@ -265,6 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 1.0, 3.0, 10.0])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument(
+        "--ahead", type=int, nargs="*", default=[], help="draft tokens of windows; one request has several in flight"
+    )
     parser.add_argument("--acceptance", type=float, default=ALPHA, help="probability that a draft token is right")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)

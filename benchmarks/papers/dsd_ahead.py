@@ -11,7 +11,7 @@ from benchmarks.papers.sources import Found, Results, Source
 
 AHEAD = Source(
     "dsd_ahead",
-    "python -m benchmarks.dsd --nodes 4 --ratios 0 3 --tokens 160 --repeats 1 --name dsd_ahead",
+    "python -m benchmarks.dsd --nodes 4 --ratios 0 3 --tokens 160 --repeats 1 --ahead 1 2 4 8 --name dsd_ahead",
     How.EMULATED,
 )
 TWO = Source(
