@@ -28,7 +28,7 @@ def ahead(results: Results) -> Section:
         "Several windows of one request in flight (PipeInfer): emulated over processes",
         tuple(
             results.row(
-                f"Windows of {length} draft tokens, N = 4, t₁ = {ratio:g} t₀ / N", "", AHEAD,
+                f"Windows of {plural(length)}, N = 4, t₁ = {ratio:g} t₀ / N", "", AHEAD,
                 partial(windows, length=length, ratio=ratio),
             )
             for ratio, length in product(RATIOS, LENGTHS)
@@ -53,6 +53,11 @@ def two_nodes(results: Results) -> Section:
         ),
         "As above, with 320 tokens instead of 48, so that chance leaves tokens a traversal nearer to the paper's 3.86.",
     )
+
+
+def plural(length: int) -> str:
+    """A number of draft tokens, in words."""
+    return "one draft token" if length == 1 else f"{length} draft tokens"
 
 
 def windows(found: Found, length: int, ratio: float) -> str:
