@@ -96,9 +96,11 @@ def confidences(draft: Draft) -> Floats:
     return np.asarray(draft.confidence)
 
 
+cospec.register_policy("recorder", DraftRecorder)
+
+
 def recording_engine(config: EngineConfig) -> tuple[Engine, DraftRecorder]:
     """The engine of ``config``, whose policy is ``recorder``, and this policy."""
-    cospec.register_policy("recorder", DraftRecorder)
     engine = Engine(build_components(config), config)
     policy = engine.scheduler.policy
     assert isinstance(policy, RequestedPolicy) and isinstance(policy.default, DraftRecorder)

@@ -62,6 +62,7 @@ class CountingExecutionMode:
     def __init__(self, execution_mode: ExecutionMode) -> None:
         self.execution_mode, self.components = execution_mode, execution_mode.components
         self.info, self.learns = execution_mode.info, execution_mode.learns
+        self.windows_ahead = execution_mode.windows_ahead
         self.commits, self.ops = 0, TensorOps()
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
