@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
-import msgspec
-import numpy as np
-import torch
 from torch import Tensor
 
 from cospec.core.engine import Engine
@@ -20,10 +17,8 @@ from cospec.core.model_io import BatchOutput, TokenBatch
 from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.types import Commit, FinishReason, Request
 from cospec.core.verifier import TargetVerifier
-from cospec.distributed.messages import Window
-from cospec.distributed.stage_sampling import draws_of, window_output
 from cospec.errors import VerifierLost
-from cospec.models.stage import StageBatch
+from harness.methods import override
 
 
 class QueuedModel:
@@ -31,6 +26,9 @@ class QueuedModel:
 
     Args:
         fails: called before each computation; whether its result is lost, and when: "before" or "after".
+
+    Attributes:
+        hidden_states: of the batch whose result was read last.
     """
 
     def __init__(self, inner: Model, max_in_flight: int, fails: Callable[[], str | None]) -> None:
@@ -38,11 +36,15 @@ class QueuedModel:
         self.most = 0  # batches that were unfinished at the same time
         self.cancelled = 0
         self.lock = Lock()
+        self.hidden_states: Tensor | None = None
         self._fails, self._thread = fails, ThreadPoolExecutor(1, "target")
         self._unfinished: set[Future[BatchOutput]] = set()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
     def submit(self, batch: TokenBatch) -> Future[BatchOutput]:
-        future = _Tracked(self._thread.submit(self._compute, batch), batch, self)
+        future = _Tracked(self._thread.submit(self._compute, batch), self)
         self._unfinished.add(future)
         self.most = max(self.most, len(self._unfinished))
         assert len(self._unfinished) <= self.max_in_flight, "the engine submits more steps than the target takes"
@@ -52,7 +54,7 @@ class QueuedModel:
         """The engine has the result, or has cancelled the batch."""
         self._unfinished.discard(future)
 
-    def _compute(self, batch: TokenBatch) -> Tensor:
+    def _compute(self, batch: TokenBatch) -> tuple[Tensor, Tensor | None]:
         with self.lock:
             fails = self._fails()
             if fails == "before":
@@ -60,34 +62,29 @@ class QueuedModel:
             logits = self.inner.forward(batch)
             if fails == "after":
                 raise VerifierLost("A stage is unreachable.")
-        return logits
+            return logits, self.inner.hidden_states
 
 
 class _Tracked(Future[BatchOutput]):
     """A future that counts as unfinished until the engine has its result, or cancels it.
 
-    Tokens are drawn when the engine wants the result, so that enumerated draws have one order. ``done`` is False until
-    then: what the engine does meanwhile depends on no thread's speed.
+    ``done`` is False until then: what the engine does meanwhile depends on no thread's speed.
     """
 
-    def __init__(self, real: Future[Tensor], batch: TokenBatch, model: QueuedModel) -> None:
+    def __init__(self, real: Future[tuple[Tensor, Tensor | None]], model: QueuedModel) -> None:
         super().__init__()
-        self._real, self._batch, self._model, self._read = real, batch, model, False
+        self._real, self._model, self._read = real, model, False
 
     def done(self) -> bool:
         return self._read
 
     def result(self, timeout: float | None = None) -> BatchOutput:
         try:
-            logits = self._real.result(timeout)
+            logits, self._model.hidden_states = self._real.result(timeout)
         finally:
             self._read = True
             self._model.forget(self)
-        nothing = np.zeros(0, np.int64)
-        window = Window.of(0, StageBatch.of(self._batch, lambda id: ()), (nothing, nothing), draws_of(self._batch))
-        drawn = window_output(msgspec.structs.replace(window, states=logits.numpy()))
-        rows = logits[:0] if drawn.logits is None else torch.from_numpy(drawn.logits)
-        return BatchOutput(rows, () if drawn.tokens is None else drawn.tokens.tolist())
+        return BatchOutput(logits, ())
 
     def cancel(self) -> bool:
         self._model.cancelled += 1
@@ -99,8 +96,11 @@ class QueuedVerifier(PipelinedVerifier):
     """A verifier whose target is a ``QueuedModel``."""
 
     def __init__(self, inner: TargetVerifier, max_in_flight: int, fails: Callable[[], str | None]) -> None:
-        self.model = QueuedModel(inner.model, max_in_flight, fails)
-        super().__init__(cast(PipelinedModel, self.model), inner)
+        target = inner.model.inner if isinstance(inner.model, QueuedModel) else inner.model
+        self.model = QueuedModel(target, max_in_flight, fails)
+        inner.model = cast(PipelinedModel, self.model)
+        override(inner, draws_suffice=lambda task: False)  # hidden states have the rows of all logits
+        super().__init__(inner.model, inner)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         with self.model.lock:

@@ -40,8 +40,6 @@ def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
         stack.enter_context(patch("cospec.drafters.model.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.dynamic_tree.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.acceptance.python_verification.exponential_sample", branching_sample))
-        stack.enter_context(patch("cospec.distributed.stage_sampling.RandomStreams", draws))
-        stack.enter_context(patch("cospec.distributed.stage_sampling.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.ensemble.proposer.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.pool.candidates.exponential_sample", branching_sample))
         yield
