@@ -41,8 +41,8 @@ class DraftRequest:
     def is_valid(self, tokens: Sequence[int]) -> bool:
         """Return whether the requested draft can still continue ``tokens``, all of which are committed.
 
-        A sequence is verified at most once in the meantime. So it gained nothing, or the assumed tokens and at most one
-        more. Another outcome than the likeliest may assume no token.
+        The sequence gained nothing in the meantime, or all assumed tokens and at most one more. A window in flight that
+        is not fully accepted refutes the draft. Another outcome than the likeliest may assume no token.
         """
         context, sure = self.context, self.context.committed_len
         gained = len(tokens) - sure

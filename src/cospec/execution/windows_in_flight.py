@@ -86,6 +86,7 @@ class WindowsInFlight:
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """See ``WindowsAhead``."""
         dispatcher, entries, found = self._dispatcher, list[ScheduledRequest](), list[Draft]()
+        started = dispatcher.components.clock()
         before = {entry.sequence.id: self._next[entry.sequence.id].probability for entry in plan.entries}
         for entry in plan.entries:
             request = self._next.pop(entry.sequence.id).request
@@ -101,4 +102,5 @@ class WindowsInFlight:
         requests = [request for request in following if request is not None]
         dispatcher.submit_drafts(requests)
         self.follow(drafts, requests, before)
-        return dispatcher.submit(entries, drafts, OVERLAP)
+        step = dispatcher.submit(entries, drafts, OVERLAP)
+        return step._replace(submission=dispatcher.components.clock() - started)

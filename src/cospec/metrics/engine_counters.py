@@ -27,7 +27,7 @@ class EngineMetrics:
     integrity_checks: int = 0  # of the idle engine
     integrity_errors: int = 0  # of these checks, those that found leaked pages or states
     verifier_losses: int = 0  # after which the target's KV cache was computed again
-    cancelled_steps: int = 0  # in flight, all of whose windows were refuted
+    cancelled_steps: int = 0  # in flight, whose outputs nothing reads any more
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     prompt_tokens: int = 0

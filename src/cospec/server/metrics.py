@@ -43,7 +43,7 @@ COUNTERS = {
     ),
     "cancelled_steps": (
         "cancelled_steps",
-        "Steps in flight that were cancelled because earlier windows refuted theirs.",
+        "Steps in flight that were cancelled because nothing reads their outputs any more.",
     ),
     "integrity_checks": ("integrity_checks", "Checks of the idle engine for leaked pages and states."),
     "integrity_errors": ("integrity_errors", "Checks that found leaked pages or states; the log has details."),
