@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from cospec.server.connections import MIN_CONNECTIONS, connection_limit
+from cospec.server.connections import MAX_HEAD_BYTES, MIN_CONNECTIONS, connection_limit
 from harness.waiting import until
 from server.test_operations import active
 
@@ -118,6 +119,55 @@ def test_a_client_that_reads_nothing_is_dropped(server_of: Callable[..., Running
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         until(lambda: active(server) == 100)
         until(lambda: active(server) == 0, seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000, 431),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 100_000, 431),
+        (b"GET /" + b"b" * 100_000, 431),
+        (b"GET\r\n\r\n", 400),
+        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_request_gets_an_error_and_no_second_one(
+    server_of: Callable[..., Running], sent: bytes, status: int
+) -> None:
+    with connect(server_of(write_timeout=0.5)) as client:
+        with contextlib.suppress(OSError):  # the server may have closed the connection
+            client.sendall(sent)
+        head, _, body = closes(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert json.loads(body)["error"]["message"].endswith("closes.")
+
+
+def test_a_head_of_the_largest_size_is_read(server_of: Callable[..., Running]) -> None:
+    with connect(server_of(keep_alive_timeout=1)) as client:
+        head = b"GET /health HTTP/1.1\r\nHost: x\r\nA: "
+        client.sendall(head + b"b" * (MAX_HEAD_BYTES - len(head) - 4) + b"\r\n\r\n")
+        assert closes(client).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_of_one_connection_are_answered_in_order(server_of: Callable[..., Running]) -> None:
+    """Also where the client does not wait for answers, and offers another protocol."""
+    body = json.dumps({"prompt": "a", "max_tokens": 3}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    calls = [
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks,
+        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    ]
+    with connect(server_of()) as client:
+        client.sendall(calls[0])
+        models = client.recv(65536)
+        client.sendall(b"".join(calls[1:]))
+        answers = models + closes(client)
+    assert answers.count(b"HTTP/1.1 200 OK") == len(calls)
+    assert [answers.count(part) for part in (b'"object":"list"', b'"text_completion"')] == [1, 2]
 
 
 def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running]) -> None:

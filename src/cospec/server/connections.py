@@ -12,14 +12,14 @@ import asyncio
 import logging
 import resource
 import time
+from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
-import h11
 import msgspec
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from cospec.server import errors
@@ -29,8 +29,11 @@ ACCEPTS = 128  # connections that the loop accepts at once, before a check of th
 RESERVED_FILES = 64 + ACCEPTS  # 64 for libraries, the engine's socket and its process
 MIN_CONNECTIONS = 8
 READ_BYTES = 16 * 2**10  # bytes per read: parsing a body of one-byte chunks takes long
+MAX_HEAD_BYTES = 64 * 2**10  # of a request line with its headers; the parser has no limit of its own
 QUIET_SECONDS = 60.0  # between two log lines about the same problem
 LATE = "The request did not arrive in time; the connection closes."
+INVALID = "The request is not valid HTTP/1.1; the connection closes."
+TOO_LONG = f"The request line and headers have more than {MAX_HEAD_BYTES:,} bytes; the connection closes."
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +48,7 @@ class TimedConfig(uvicorn.Config):
         super().__init__(
             app,
             http=TimedProtocol,
+            ws="none",
             log_level=settings.log_level,
             timeout_keep_alive=settings.keep_alive_timeout,
             timeout_graceful_shutdown=flush,
@@ -99,8 +103,15 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(handle)
 
 
-class TimedProtocol(H11Protocol):
-    """HTTP/1.1 with deadlines for the client."""
+class Awaited(Enum):
+    """What the client has to send."""
+
+    HEAD = auto()
+    BODY = auto()
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with deadlines for the client, and a limit on the head of a request."""
 
     def __init__(
         self,
@@ -111,7 +122,9 @@ class TimedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config
-        self._awaited: object = None  # the client's state that the deadline belongs to
+        self._head_bytes = 0  # received of a head that is not complete
+        self._in_body = False  # a head is complete, its body is not
+        self._awaited: Awaited | None = None  # what the deadline belongs to
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
@@ -134,15 +147,31 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process received data, and set the deadline for the missing data."""
+        if self.transport.is_closing():
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
         super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_LONG)
         self._watch()
+
+    def on_headers_complete(self) -> None:
+        """Start the request."""
+        self._head_bytes, self._in_body = 0, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the body of a request."""
+        self._in_body = False
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Finish an answer; uvicorn's timer waits for the next request."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_later()
-        elif self.conn.their_state is h11.IDLE:
+        elif self._state() is Awaited.HEAD:
             self._stop_waiting()
             self._limits.waiting[self] = None
         else:
@@ -163,21 +192,36 @@ class TimedProtocol(H11Protocol):
         super().resume_writing()
         self._stop_writing()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer to what is not HTTP/1.1 in the form of all errors."""
+        self._refuse(HTTPStatus.BAD_REQUEST, INVALID)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore the offer of another protocol: a log line for each offer would fill the log."""
+
+    def _state(self) -> Awaited | None:
+        """Return what the client has to send now; None while the server works, or closes the connection."""
+        if self.transport.is_closing() or self.pipeline:
+            return None
+        if self._in_body:
+            return Awaited.BODY
+        return Awaited.HEAD if self.cycle is None or self.cycle.response_complete else None
+
     def _watch(self) -> None:
         """Start the deadline of the data that the client has to send; stop the earlier deadline."""
-        state = None if self.transport.is_closing() else self.conn.their_state
+        state = self._state()
         if state is self._awaited and self._deadline is not None:
             return
         self._stop_waiting()
-        if state is h11.IDLE and self.timeout_keep_alive_task is None:
+        if state is Awaited.HEAD and self.timeout_keep_alive_task is None:
             self._await(state, self._limits.settings.header_timeout)
-        elif state is h11.SEND_BODY:
+        elif state is Awaited.BODY:
             self._await(state, self._limits.settings.body_timeout)
 
-    def _await(self, state: object, seconds: float) -> None:
+    def _await(self, state: Awaited, seconds: float) -> None:
         self._awaited = state
         self._limits.waiting[self] = None
-        self._deadline = self.loop.call_later(seconds, self._give_up)
+        self._deadline = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, LATE)
 
     def _stop_waiting(self) -> None:
         self._limits.waiting.pop(self, None)
@@ -190,16 +234,17 @@ class TimedProtocol(H11Protocol):
             self._write_deadline.cancel()
             self._write_deadline = None
 
-    def _give_up(self) -> None:
-        """Close a connection whose client did not send in time; answer with an error if possible."""
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Close the connection of a client that broke a limit; answer with an error if no answer has begun."""
         self._stop_waiting()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = msgspec.json.encode(errors.body(LATE, HTTPStatus.REQUEST_TIMEOUT))
-            length = str(len(body))
-            headers = [("content-type", "application/json"), ("content-length", length), ("connection", "close")]
-            response = h11.Response(status_code=HTTPStatus.REQUEST_TIMEOUT, headers=headers, reason=b"Request Timeout")
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+        unanswered = self.cycle is not None and not self.cycle.response_complete
+        if not (unanswered and self.cycle.response_started):
+            body = msgspec.json.encode(errors.body(message, status))
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        if unanswered:
+            self.cycle.disconnected = True  # the application writes no second answer
+            self.cycle.message_event.set()
         self.transport.close()
         self._abort_later()
 
