@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,19 +156,29 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Submit steps while the verifier takes more, then collect the oldest; returns the events of its requests."""
-        while len(self._in_flight) < self.scheduler.limits.max_in_flight and self._submit():
+        most = self.scheduler.limits.max_in_flight
+        while len(self._in_flight) < most and self._submit(self.scheduler.plan, self.execution_mode.submit):
             pass
+        while (length := self._draft_ahead()) is not None and len(self._in_flight) < most:
+            plan, windows = partial(self.scheduler.plan_window, length), self.execution_mode.windows_ahead
+            if windows is None or not self._submit(plan, windows.submit):
+                break
         return self._collect() if self._in_flight else []
 
-    def _submit(self) -> bool:
+    def _draft_ahead(self) -> int | None:
+        """Draft ahead for a request that runs alone; returns the number of tokens before its next window, if any.
+
+        Other running requests need the drafter next, and a draft ahead in work would delay their drafts.
+        """
+        windows, alone = self.execution_mode.windows_ahead, self.scheduler.alone_in_flight
+        if windows is None or alone is None or self._in_flight[0].submitted.future.done():  # may refute windows
+            return None
+        return windows.draft(alone)
+
+    def _submit(self, make: Callable[[], SchedulerOutput], submit: Callable[[SchedulerOutput], SubmittedStep]) -> bool:
         """Plan and submit one step; False where no request is ready."""
         started = self.parts.clock()
-        plan = self.scheduler.plan()
-        submit, ahead = self.execution_mode.submit, self.execution_mode.windows_ahead
-        if not plan.entries and ahead is not None and self._in_flight:
-            if self._in_flight[0].submitted.future.done():  # may refute further windows
-                return False
-            plan, submit = self.scheduler.plan_windows(ahead.lengths()), ahead.submit
+        plan = make()
         if not plan.entries:
             return False
         planned = self.parts.clock()

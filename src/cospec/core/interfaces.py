@@ -261,13 +261,19 @@ class ModeComponents:
 
 
 class WindowsAhead(Protocol):
-    """Submits further windows of sequences in flight, as if all of the windows before were accepted (PipeInfer)."""
+    """Submits further windows of a sequence in flight, as if all of the windows before were accepted (PipeInfer).
 
-    def lengths(self) -> Mapping[str, int]:
-        """Number of tokens, known or assumed, of each sequence whose next window can be drafted now, by id."""
+    The engine calls these methods while no other sequence is in flight or ready, and the oldest window is computed.
+    """
+
+    def draft(self, sequence: RequestState) -> int | None:
+        """Have the drafter continue the latest window.
+
+        Returns the number of tokens, known or assumed, before the next window; None where none is to be submitted.
+        """
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Draft, and submit windows with ``assumed`` tokens; leaves out entries without a draft."""
+        """Submit the next window, with ``assumed`` tokens; leaves out an entry without a draft."""
 
 
 class ExecutionMode(Protocol):

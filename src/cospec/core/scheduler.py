@@ -13,7 +13,7 @@ a pipelined target works (DSD, CoSine).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cospec.core.interfaces import BlockManager
@@ -116,6 +116,11 @@ class Scheduler:
         """Number of submitted windows whose outputs count."""
         return sum(map(len, self._in_flight.values()))
 
+    @property
+    def alone_in_flight(self) -> RequestState | None:
+        """The sequence in flight where no other sequence runs."""
+        return self.running[0] if len(self.running) == 1 == len(self._in_flight) else None
+
     def is_in_flight(self, id: str) -> bool:
         """Whether a sequence is in a submitted step."""
         return id in self._in_flight
@@ -195,27 +200,22 @@ class Scheduler:
             self._step - 1, tuple(entries), self._max_steps(entries) if self.limits.max_steps > 1 else 1
         )
 
-    def plan_windows(self, lengths: Mapping[str, int]) -> SchedulerOutput:
-        """Plan one more window for sequences in flight, each with the budget of its latest window.
+    def plan_window(self, length: int) -> SchedulerOutput:
+        """Plan one more window for the only sequence in flight, with the budget of its latest window.
 
-        The windows fill steps that would otherwise stay empty. A window gets no room that would preempt a sequence.
+        The window fills a step that would otherwise stay empty. A window gets no room that would preempt a sequence.
 
         Args:
-            lengths: number of tokens, known or assumed, of the sequences whose next window can be drafted, by id.
+            length: number of tokens, known or assumed, before the window and its first token.
         """
-        entries: list[ScheduledRequest] = []
-        count, left = self._share()
-        for id, length in () if self._failures else lengths.items():
-            if id not in self._in_flight:
-                continue
-            latest = self._in_flight[id][-1]
-            tokens = 1 + latest.budget.max_nodes
-            fits = length + tokens < self.limits.max_len and tokens <= left
-            if len(entries) < max(1, count) and fits and self.pages.allocate(id, length + tokens):
-                entries.append(ScheduledRequest(latest.sequence, 1, latest.budget))
-                left -= tokens
-        self._step += bool(entries)
-        return SchedulerOutput(self._step - 1, tuple(entries), 1)
+        [(id, windows)] = self._in_flight.items()
+        latest, (_, left) = windows[-1], self._share()
+        tokens = 1 + latest.budget.max_nodes
+        fits = length + tokens < self.limits.max_len and tokens <= left and not self._failures
+        if not fits or not self.pages.allocate(id, length + tokens):
+            return SchedulerOutput(self._step, (), 1)
+        self._step += 1
+        return SchedulerOutput(self._step - 1, (ScheduledRequest(latest.sequence, 1, latest.budget),), 1)
 
     def _share(self) -> tuple[int, int]:
         """Return the sequences and tokens of one microbatch: equal parts of the limits."""

@@ -23,8 +23,9 @@ class DraftAhead(OverlappedMode):
     this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
     more. Idle drafter nodes draft after other outcomes of the verification: fewer accepted tokens, or another path.
 
-    A target that takes several steps at a time gets such a next draft at once, as a further window of the sequence,
-    where no other sequence is ready. ``WindowsInFlight`` has these windows.
+    With several steps in flight the other sequences need the drafter during a verification. The drafter drafts ahead
+    only for a sequence that runs alone. The target gets such a draft at once, as a further window of the
+    sequence. ``WindowsInFlight`` has these drafts and windows.
     """
 
     name: ClassVar[str] = "draft-ahead"
@@ -37,7 +38,7 @@ class DraftAhead(OverlappedMode):
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         """Return all entries; submits drafts ahead for those with a draft."""
         dispatcher = self.dispatcher
-        self._windows.forget(entries)
+        self._windows.forget([entry.sequence.id for entry in entries])
         while any(dispatcher.waits_for_draft(entry) for entry in entries):
             dispatcher.submit_drafts(
                 [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)]
@@ -48,7 +49,15 @@ class DraftAhead(OverlappedMode):
         drafts = dispatcher.drafts_of(entries)
         if dispatcher.drafts_ahead:
             pairs = [(entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id))]
-            requests = [request for entry, draft in pairs for request in dispatcher.continue_outcomes(entry, draft)]
-            dispatcher.submit_drafts(requests)
-            self._windows.follow(drafts, requests)
+            ahead = [(draft, dispatcher.continue_outcomes(entry, draft)) for entry, draft in pairs]
+            if self.windows_ahead is None:
+                dispatcher.submit_drafts([request for _, requests in ahead for request in requests])
+            else:
+                for draft, requests in ahead:
+                    self._windows.follow(draft, requests)
         return entries, drafts
+
+    def free(self, ids: Sequence[str]) -> None:
+        """See ``OverlappedMode``."""
+        self._windows.forget(ids)
+        super().free(ids)

@@ -17,11 +17,11 @@ a window is submitted where it is valid with a probability of at least 1 / stage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cospec.core.submitted_step import SubmittedStep
-from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
+from cospec.core.submitted_step import FinishedFuture, SubmittedStep
+from cospec.core.types import Draft, RequestState, SchedulerOutput
 from cospec.execution.draft_buffer import DraftRequest
 from cospec.execution.draft_dispatcher import DraftDispatcher
 
@@ -29,10 +29,15 @@ OVERLAP = "a window of the same request is in flight"
 
 
 @dataclass(frozen=True, slots=True)
-class _NextWindow:
-    """The draft request of a sequence's next window, and the probability that all windows before are accepted."""
+class _Continuation:
+    """What continues the latest window of a sequence.
 
-    request: DraftRequest
+    Attributes:
+        requests: for drafts after outcomes of the window, the likeliest first.
+        probability: that all windows so far are accepted and the next token is guessed; 0 after a tree.
+    """
+
+    requests: Sequence[DraftRequest]
     probability: float
 
 
@@ -46,61 +51,54 @@ class WindowsInFlight:
     def __init__(self, dispatcher: DraftDispatcher) -> None:
         self._dispatcher = dispatcher
         self.least_probability = 1 / dispatcher.components.verifier.max_in_flight
-        self._next: dict[str, _NextWindow] = {}
+        self._next: dict[str, _Continuation] = {}
+        self._wanted: set[str] = set()  # sequences whose continuation was not submitted to the drafter yet
 
-    def forget(self, entries: Iterable[ScheduledRequest]) -> None:
-        """Forget sequences that are in flight no more; their next window is the first again."""
-        for entry in entries:
-            self._next.pop(entry.sequence.id, None)
+    def forget(self, ids: Iterable[str]) -> None:
+        """Forget sequences; their next window is the first again. Unknown ids are ignored."""
+        for id in ids:
+            self._next.pop(id, None)
+            self._wanted.discard(id)
 
-    def follow(
-        self, drafts: Mapping[str, Draft], requests: Iterable[DraftRequest], before: Mapping[str, float] = {}
-    ) -> None:
-        """Note the draft requests that continue submitted windows, as far as the windows are chains.
+    def follow(self, draft: Draft, requests: Sequence[DraftRequest], before: float = 1.0) -> None:
+        """Note the requests that continue a submitted window; ``draft`` submits these requests to the drafter.
 
         Args:
-            drafts: of the submitted windows, by id.
-            before: probability that all windows before the submitted window are accepted, by id; 1 by default.
+            draft: of the window.
+            before: probability that all windows before are accepted.
         """
         rate = self._dispatcher.rate.value
-        for request in requests:
-            draft = drafts[request.id]
-            if not request.rank and draft.is_chain:
-                accepted = rate ** len(draft) if draft.confidence is None else float(draft.confidence.prod())
-                self._next[request.id] = _NextWindow(request, before.get(request.id, 1.0) * accepted * rate)
+        accepted = rate ** len(draft) if draft.confidence is None else float(draft.confidence.prod())
+        self._next[draft.id] = _Continuation(requests, before * accepted * rate if draft.is_chain else 0.0)
+        self._wanted.add(draft.id)
 
-    def lengths(self) -> Mapping[str, int]:
+    def draft(self, sequence: RequestState) -> int | None:
         """See ``WindowsAhead``."""
-        pending, ready = self._dispatcher.buffer.pending, self._dispatcher.buffer.ready
-        self._next = {
-            id: window
-            for id, window in self._next.items()
-            if pending.get(id) is window.request or ready.get(id, (None,))[0] is window.request
-        }
-        return {
-            id: len(window.request.context.tokens) + 1
-            for id, window in self._next.items()
-            if window.probability >= self.least_probability
-        }
+        id, buffer, following = sequence.id, self._dispatcher.buffer, self._next.get(sequence.id)
+        if following is None or not following.requests:
+            return None
+        if id in self._wanted:
+            self._wanted.remove(id)
+            self._dispatcher.submit_drafts(following.requests)
+        first = following.requests[0]
+        lost = buffer.pending.get(id) is not first and buffer.ready.get(id, (None,))[0] is not first
+        if lost or not 0.0 < following.probability >= self.least_probability:
+            return None
+        return len(first.context.tokens) + 1
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """See ``WindowsAhead``."""
-        dispatcher, entries, found = self._dispatcher, list[ScheduledRequest](), list[Draft]()
-        started = dispatcher.components.clock()
-        before = {entry.sequence.id: self._next[entry.sequence.id].probability for entry in plan.entries}
-        for entry in plan.entries:
-            request = self._next.pop(entry.sequence.id).request
-            while dispatcher.buffer.pending.get(request.id) is request:
-                dispatcher.wait()
-            window = dispatcher.buffer.take_window(entry, request)
-            if window is not None:
-                entries.append(replace(entry, assumed=window[0]))
-                found.append(window[1])
-        drafts = dispatcher.trimmed(found)
-        pairs = [(entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id)) is not None]
-        following = [dispatcher.continue_draft(entry, draft) for entry, draft in pairs]
-        requests = [request for request in following if request is not None]
-        dispatcher.submit_drafts(requests)
-        self.follow(drafts, requests, before)
-        step = dispatcher.submit(entries, drafts, OVERLAP)
-        return step._replace(submission=dispatcher.components.clock() - started)
+        dispatcher, [entry] = self._dispatcher, plan.entries
+        following = self._next.pop(entry.sequence.id)
+        request = following.requests[0]
+        while dispatcher.buffer.pending.get(request.id) is request:
+            dispatcher.wait()
+        window = dispatcher.buffer.take_window(entry, request)
+        if window is None:
+            return SubmittedStep((), FinishedFuture([]))
+        entry = replace(entry, assumed=window[0])
+        drafts = dispatcher.trimmed([window[1]])
+        for draft in drafts.values():
+            after = dispatcher.continue_draft(entry, draft)
+            self.follow(draft, [] if after is None else [after], following.probability)
+        return dispatcher.submit([entry], drafts, OVERLAP)

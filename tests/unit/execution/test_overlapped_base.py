@@ -25,6 +25,7 @@ from cospec.runtime.engine_client import EngineStatus
 from cospec.runtime.in_process_executors import InlineExecutor, ThreadExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import ServerMetrics
+from harness.in_flight import with_steps_in_flight
 from harness.methods import override
 from harness.overlap import MODES, under
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
@@ -71,6 +72,31 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
     for before, after in pairwise(verified[1:]):
         assert len(before) == len(after) == 3 and not before & after
     assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
+
+
+class Assuming(ScriptedDrafter):
+    """Writes down after how many assumed tokens each draft follows."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1])
+        self.assumed: list[int] = []
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        self.assumed += [context.assumed for context in contexts]
+        return super().propose(contexts, budgets)
+
+
+@pytest.mark.parametrize(("steps", "requests", "ahead"), [(4, 1, True), (4, 2, False), (4, 6, False), (1, 2, True)])
+def test_drafts_of_ready_requests_come_before_drafts_ahead(steps: int, requests: int, ahead: bool) -> None:
+    """With several steps in flight, other requests need the drafter during a verification."""
+    drafter = Assuming()
+    made = with_steps_in_flight(engine("draft-ahead", drafter, requests), steps)
+    while made.metrics().requests_running + made.metrics().requests_waiting == requests:
+        made.step()
+        assert not (drafter.assumed and max(drafter.assumed)) or ahead
+    assert len(drafter.assumed) > 10
+    assert (max(drafter.assumed) > 0) is ahead
+    made.close()
 
 
 def test_a_single_sequence_is_not_starved() -> None:
