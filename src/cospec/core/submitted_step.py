@@ -98,7 +98,6 @@ class SubmittedStep(NamedTuple):
         times: seconds so far, see ``StepResult.times``.
         python_path: see ``StepResult.python_path``.
         failed: outputs of entries whose drafting raised, each with an error.
-        submission: seconds of the submission, where the execution mode measures them.
     """
 
     entries: Sequence[ScheduledRequest]
@@ -106,7 +105,6 @@ class SubmittedStep(NamedTuple):
     times: StepTimes = StepTimes()
     python_path: Mapping[str, str] = {}
     failed: Sequence[StepOutput] = ()
-    submission: float = 0.0
 
     def collect(self, clock: Clock) -> StepResult:
         """Wait for the outputs; raises what ``future`` raises."""

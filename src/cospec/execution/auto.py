@@ -9,7 +9,8 @@ halved, times are measured again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from cospec.core.interfaces import ExecutionMode, ModeComponents, WindowsAhead
 from cospec.core.rng import Floats
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
-from cospec.core.types import Commit, SchedulerOutput
+from cospec.core.types import Commit, RequestState, SchedulerOutput
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
@@ -96,6 +97,24 @@ class _Trial:
         return self._done[self.name].speed / before if before else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _CountedWindows:
+    """Windows whose time is counted; refuted windows are never collected. Implements ``interfaces.WindowsAhead``."""
+
+    windows: WindowsAhead
+    counted: Callable[[], AbstractContextManager[None]]
+
+    def draft(self, sequence: RequestState) -> int | None:
+        """See ``WindowsAhead``."""
+        with self.counted():
+            return self.windows.draft(sequence)
+
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """See ``WindowsAhead``."""
+        with self.counted():
+            return self.windows.submit(plan)
+
+
 class Auto:
     """Runs one execution mode at a time and chooses the mode."""
 
@@ -114,7 +133,8 @@ class Auto:
     @property
     def windows_ahead(self) -> WindowsAhead | None:
         """See ``ExecutionMode``; of the current mode."""
-        return self._mode.windows_ahead
+        windows = self._mode.windows_ahead
+        return None if windows is None else _CountedWindows(windows, self._counted)
 
     @property
     def current(self) -> ExecutionMode:
@@ -126,16 +146,15 @@ class Auto:
         self._check_load(plan)
         if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
-        started = self.components.clock()
-        step = self._mode.submit(plan)
-        return step._replace(submission=self.components.clock() - started)
+        with self._counted():
+            return self._mode.submit(plan)
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step; the mode may have changed since the submission."""
-        started = self.components.clock()
-        result = step.collect(self.components.clock)
+        with self._counted():
+            result = step.collect(self.components.clock)
         if not self._settled:
-            self._measure(result, step.submission + self.components.clock() - started)
+            self._measure(result)
         return result
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -167,11 +186,17 @@ class Auto:
             self._switch("sequential")
             self._explain("the load has changed, so stage times are measured again")
 
-    def _measure(self, result: StepResult, seconds: float) -> None:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count the seconds of the block for the current mode, also where nothing collects what the block submits."""
+        started = self.components.clock()
+        yield
+        self._measured.seconds += self.components.clock() - started
+
+    def _measure(self, result: StepResult) -> None:
         drafted = sum(output.draft is not None for output in result.outputs)
         measured = self._measured
         measured.steps += drafted > 0
-        measured.seconds += seconds
         if drafted:
             measured.stages.append((drafted, result.times.draft, result.times.target))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -166,6 +166,37 @@ def auto(parallel: bool, overlap_seconds: float) -> tuple[Engine, Auto]:
     made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=8)
     chosen.append(execution_mode)
     return made, execution_mode
+
+
+def test_auto_counts_the_time_of_refuted_windows() -> None:
+    """Each overlapped submission takes 4 s. A third of the drafts is wrong and refutes the windows in flight.
+
+    Without refuted windows, ``draft-ahead`` would seem faster than ``sequential`` with its 6 s per step.
+    """
+    clock = Ticking()
+    made = toy_engine(ToyModel(4, order=2, seed=1), ModelDrafter(ToyModel(4, order=2, seed=1)), k=2)
+    components = with_steps_in_flight(made, 4).execution_mode.components
+    verifier, drafter = components.verifier, components.drafter
+    assert drafter is not None
+    propose, submit, proposals = drafter.propose, verifier.submit, count(1)
+
+    def often_wrong(*args: Any) -> Any:
+        clock.now += 2.0 if execution_mode.info.name == "sequential" else 0.0
+        wrong = next(proposals) % 3 == 0
+        return [replace(each, tokens=tuple((token + wrong) % 4 for token in each.tokens)) for each in propose(*args)]
+
+    def slow_submit(*args: Any) -> Any:
+        clock.now += 4.0
+        return submit(*args)
+
+    override(drafter, propose=often_wrong)
+    override(verifier, submit=slow_submit)
+    executor = InlineExecutor(drafter, clock)
+    executor.parallel = True
+    made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=32)
+    run_all(made, [make_request("r", (0, 1), SamplingParams(temperature=0, max_tokens=600))])
+    assert made.metrics().cancelled_steps > 10
+    assert execution_mode.info.name == "sequential" and "draft-ahead had 0." in execution_mode.info.reason
 
 
 @pytest.fixture
