@@ -166,10 +166,7 @@ class Engine:
         return self._collect() if self._in_flight else []
 
     def _draft_ahead(self) -> int | None:
-        """Draft ahead for a request that runs alone; returns the number of tokens before its next window, if any.
-
-        Other running requests need the drafter next, and a draft ahead in work would delay their drafts.
-        """
+        """Draft ahead for a request that runs alone; returns the number of tokens before its next window, if any."""
         windows, alone = self.execution_mode.windows_ahead, self.scheduler.alone_in_flight
         if windows is None or alone is None or self._in_flight[0].submitted.future.done():  # may refute windows
             return None

@@ -23,9 +23,9 @@ class DraftAhead(OverlappedMode):
     this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
     more. Idle drafter nodes draft after other outcomes of the verification: fewer accepted tokens, or another path.
 
-    With several steps in flight the other sequences need the drafter during a verification. The drafter drafts ahead
-    only for a sequence that runs alone. The target gets such a draft at once, as a further window of the
-    sequence. ``WindowsInFlight`` has these drafts and windows.
+    With several steps in flight the other sequences need the drafter during a verification, and a draft ahead would
+    delay their drafts. So the drafter drafts ahead only for a sequence that runs alone. The target gets such a draft at
+    once, as a further window of the sequence. ``WindowsInFlight`` has these drafts and windows.
     """
 
     name: ClassVar[str] = "draft-ahead"

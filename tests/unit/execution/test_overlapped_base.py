@@ -93,9 +93,9 @@ def test_drafts_of_ready_requests_come_before_drafts_ahead(steps: int, requests:
     made = with_steps_in_flight(engine("draft-ahead", drafter, requests), steps)
     while made.metrics().requests_running + made.metrics().requests_waiting == requests:
         made.step()
-        assert not (drafter.assumed and max(drafter.assumed)) or ahead
+        assert ahead or not any(drafter.assumed)
     assert len(drafter.assumed) > 10
-    assert (max(drafter.assumed) > 0) is ahead
+    assert any(drafter.assumed) is ahead
     made.close()
 
 
