@@ -6,8 +6,10 @@ passed. So two cores stand for several machines. A forward of the target takes `
 token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
 milliseconds to each message between the verifier and the nodes, in each direction. With eight nodes, each drafter has
 two nodes, which share the requests. ``--link-delay 0 5 20
---only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. All variants write the
-same requests, and the outputs must be equal.
+--only "CoSine, 4 nodes" "without pipelining" "one drafter" PipeInfer`` takes about four minutes. ``--only goodput
+"goodput without adaptive participation" --warm-tokens 64 --name cosine_nodes_adaptive`` leaves out the choice of the
+number of drafters.
+All variants write the same requests, and the outputs must be equal.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from cospec.drafters.interfaces import NextLogits
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
 ONE = {**WHOLE, "execution_mode": "sequential"}
+ADAPTIVE = {**WHOLE, "policy": "goodput", "num_speculative_tokens": "auto"}  # fewer or more drafters by load
 COPY = "-copy"  # the end of the name of a second node with the same drafter
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "CoSine, 8 nodes": (8, WHOLE),
@@ -57,6 +60,8 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "mixture token by token": (4, {**WHOLE, "combiner": "mix", "execution_mode": "sequential"}),
     "without pipelining": (4, {**WHOLE, "execution_mode": "sequential"}),
     "drafting ahead": (4, {**WHOLE, "execution_mode": "draft-ahead"}),
+    "goodput": (4, ADAPTIVE),
+    "goodput without adaptive participation": (4, {**ADAPTIVE, "policy_options": {"choose_drafters": False}}),
     "CoSine, 2 nodes": (2, WHOLE),
     "CoSine, 1 node": (1, WHOLE),
     "one drafter": (1, ONE),
@@ -171,7 +176,7 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
             assert time.monotonic() < end, "the nodes do not join"
             time.sleep(0.1)
         target = SlowTarget(llm.engine.parts.model, options)
-        llm.generate(texts, replace(params, max_tokens=8))  # also the times of the nodes
+        llm.generate(texts, replace(params, max_tokens=options.warm_tokens))  # also the times of the nodes
         before, target.seconds = llm.engine.metrics().nodes, 0.0
         started = time.monotonic()
         found = llm.generate(texts, params)
@@ -222,6 +227,7 @@ def main() -> None:
     parser.add_argument("--link-jitter", type=float, default=0.0, help="ms at most, added at random")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--warm-tokens", type=int, default=8, help="before the measurement; 64 for policies that learn")
     parser.add_argument("--name", default="cosine_nodes", help="of the file of results")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")

@@ -12,6 +12,13 @@ SOURCES = {
     6: Source("cosine_nodes_low", "python -m benchmarks.cosine_nodes --requests 6", How.EMULATED),
     24: Source("cosine_nodes", "python -m benchmarks.cosine_nodes", How.EMULATED),
 }
+CHOSEN, ALL = "goodput", "goodput without adaptive participation"
+ADAPTIVE = {
+    requests: Source(
+        f"cosine_nodes_adaptive{low}", f"python -m benchmarks.cosine_nodes --requests {requests}", How.EMULATED
+    )
+    for requests, low in ((6, "_low"), (24, ""))
+}
 EARLIER = {source: Source(f"{source.file}_earlier", source.command, How.EMULATED) for source in SOURCES.values()}
 WHOLE, EIGHT = "CoSine, 4 nodes", "CoSine, 8 nodes"
 SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
@@ -70,6 +77,12 @@ class Nodes:
         length = (1 + self.value("accepted_per_draft", variant)) / (1 + self.value("accepted_per_draft", whole)) - 1
         return f"{self.over(whole, variant) - 1:+.0%} throughput, {length:+.0%} acceptance length"
 
+    def unchosen(self) -> str:
+        """Change without a choice of the number of drafters, and how long the nodes are idle with and without it."""
+        latency = self.value("mean_latency", ALL) / self.value("mean_latency", CHOSEN) - 1
+        idle = " → ".join(f"{self.value('nodes_idle', variant):.0%}" for variant in (CHOSEN, ALL))
+        return f"{self.lost(ALL, CHOSEN)}, {latency:+.0%} latency; nodes idle {idle}"
+
     def scaled(self, variant: str) -> str:
         """Acceptance length, and throughput over one drafter in turn."""
         length = 1 + self.value("accepted_per_draft", variant)
@@ -102,6 +115,9 @@ def section(results: Results) -> Section:
             for name, words in INSTEAD.items()
         ]
         rows.append(
+            results.row(f"without adaptive participation, {at}", "", ADAPTIVE[requests], lambda f: Nodes(f).unchosen())
+        )
+        rows.append(
             results.row(f"{IN_TURN}, 8 nodes, {at}", "", source, lambda f: Nodes(f).lost(f"{IN_TURN}, 8 nodes", EIGHT))
         )
         rows += [
@@ -131,6 +147,8 @@ def section(results: Results) -> Section:
             "8 ms for any number of requests. So eight nodes cannot be faster than four here. All variants wrote the "
             "same texts. Throughput counts one batch until its last request ends; latency is the mean over requests. "
             "The paper's first part is the whole cooperative generation, which is more than routing.",
+            "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
+            "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`).",
             loss(results),
             noise(results),
         ),
