@@ -148,7 +148,8 @@ def section(results: Results) -> Section:
             "same texts. Throughput counts one batch until its last request ends; latency is the mean over requests. "
             "The paper's first part is the whole cooperative generation, which is more than routing.",
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
-            "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`).",
+            "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
+            "Other programs used the machine of these two runs, so only large changes count.",
             loss(results),
             noise(results),
         ),
