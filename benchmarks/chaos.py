@@ -48,15 +48,16 @@ PROMPTS = (
 )
 MAX_TOKENS = 40
 FAULTS = (
-    "join node",
     "kill replica",
-    "partition node",
+    "join node",
     "kill node",
+    "partition node",
     "kill engine",
     "pause node",
     "pause replica",
 )
 PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection
+CONNECT_SECONDS = 10.0  # for a node that joins, before its partition
 MOST_JOINED = 2  # nodes that joined; a further node takes the place of the oldest
 ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
 DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
@@ -207,14 +208,14 @@ class Joined:
     folder: Path
     nodes: list[tuple[subprocess.Popen[bytes], Relay]] = field(default_factory=list)
 
-    async def join(self, engine: int) -> bool:
-        """Start a node for the engine with that process id; False where the engine does not listen."""
-        port = _listens(engine)
-        if port is None:
+    async def join(self, engines: Sequence[int], choose: random.Random) -> bool:
+        """Start a node for one of the engines with these process ids; False where none listens."""
+        ports = [port for engine in engines if (port := _listens(engine)) is not None]
+        if not ports:
             return False
         if len(self.nodes) == MOST_JOINED:
             self._leave(*self.nodes.pop(0))
-        relay = Relay(port)
+        relay = Relay(choose.choice(ports))
         await relay.open()
         command = [sys.executable, "-m", "cospec", "node", "join", relay.address, "--threads", "1"]
         with (self.folder / "joined.log").open("ab") as log:
@@ -223,10 +224,13 @@ class Joined:
 
     async def partition(self) -> bool:
         """Cut a connected node off for some seconds; False without such a node."""
-        relay = next((relay for _, relay in self.nodes if relay.connected), None)
-        if relay is not None:
-            await relay.partition(PARTITION_SECONDS)
-        return relay is not None
+        end = time.monotonic() + CONNECT_SECONDS
+        while not (connected := [relay for _, relay in self.nodes if relay.connected]):
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.2)
+        await connected[0].partition(PARTITION_SECONDS)
+        return True
 
     def close(self) -> None:
         """End the nodes."""
@@ -268,11 +272,7 @@ async def trouble(cluster: ClusterProcess, every: float, report: Report, choose:
         await asyncio.sleep(every)
         how, what = kind.split()
         if how in ("join", "partition"):
-            engines = cluster.engines()
-            if how == "partition":
-                done = await joined.partition()
-            else:
-                done = bool(engines) and await joined.join(choose.choice(engines))
+            done = await (joined.partition() if how == "partition" else joined.join(cluster.engines(), choose))
             report.faults[kind] = report.faults.get(kind, 0) + done
             continue
         if what != "node" and len(cluster.engines()) < 2:
@@ -293,14 +293,19 @@ def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
         "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
         "drafters": DRAFTERS,
     }
-    choose = random.Random(0)
-    asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]
-    report = Report()
     started = time.monotonic()
     with ClusterProcess(config, folder) as cluster:
-        asyncio.run(_both(cluster, asks, (seconds, every), (report, choose, Joined(folder))))
+        report = disturb(cluster, seconds, requests, every)
     report.left = list(cluster.left().values())
     report.seconds = time.monotonic() - started
+    return report
+
+
+def disturb(cluster: ClusterProcess, seconds: float, requests: int, every: float) -> Report:
+    """Load and faults on a cluster of two replicas that runs, with drafter nodes."""
+    asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]
+    report, joined = Report(), Joined(cluster.log_file.parent)
+    asyncio.run(_both(cluster, asks, (seconds, every), (report, random.Random(0), joined)))
     return report
 
 
