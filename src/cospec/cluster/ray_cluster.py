@@ -1,7 +1,7 @@
 """Start Ray on this machine, or join a Ray cluster that runs; watch its head.
 
 A Ray cluster of our own listens on this machine only, as far as Ray allows, and needs a token. The cluster has no
-dashboard, sends no usage statistics, and ends with this process.
+dashboard, shows no metrics, sends no usage statistics, and ends with this process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ ENVIRONMENT = {  # no usage statistics, all log lines, and no connection that no
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",
+}
+NO_METRICS = {  # no port with metrics, which Ray opens on all interfaces and without a token
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "65536",  # no port has this number, so Ray starts no server
+    "DASHBOARD_METRIC_PORT": "65536",
 }
 
 
@@ -53,7 +58,7 @@ def start(name: str, machine: Machine) -> Iterator[str]:
         InvalidInput: ray is not installed.
     """
     token = state_file.make_token(name)
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), **NO_METRICS}
     ray = import_ray()
     context = ray.init(
         address="local",
