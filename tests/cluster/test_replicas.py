@@ -1,4 +1,4 @@
-"""One cluster of two replicas as a whole: exactness, prefixes, lost replicas, aborts, and a clean end."""
+"""One cluster of two replicas as a whole: exactness, prefixes, lost replicas, aborts, chaos, and a clean end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
+from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, disturb, expect
 from benchmarks.cluster_process import ClusterProcess
 
 from cospec.cluster import state_file
@@ -146,6 +146,17 @@ def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> N
     with ThreadPoolExecutor(4) as pool:
         found = dict(zip(asks, pool.map(lambda each: complete(cluster, each), asks), strict=True))
     assert found == expected
+
+
+def test_chaos_loses_no_request_and_changes_no_token(cluster: ClusterProcess) -> None:
+    """A short run of ``python -m benchmarks.chaos``: nodes join, processes are killed and cut off."""
+    until(lambda: len(cluster.engines()) == 2 and cluster.idle())
+    report = disturb(cluster, seconds=8, requests=28, every=2)
+    assert report.requests == 28
+    assert (report.lost, report.wrong, report.errors) == (0, 0, [])
+    assert report.faults["join node"] and sum(report.faults.values()) >= 2
+    assert report.running_after == 0
+    assert report.checks and (report.leaks, report.sockets) == (0, [])
 
 
 def test_without_a_head_the_cluster_stops_with_one_sentence(cluster: ClusterProcess) -> None:

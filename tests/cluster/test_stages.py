@@ -83,16 +83,18 @@ def test_logits_have_the_bits_of_one_process(folders: Folders, target: ShardedMo
     assert torch.equal(*found)
 
 
-def test_each_link_has_its_own_delay(folders: Folders) -> None:
+@pytest.mark.parametrize("stage", [1])
+def test_each_link_has_its_own_delay(target: ShardedModel, stage: int) -> None:
     batch = TokenBatch((SequenceSlice("a", 0, (1, 2, 3), (), 2),))
-    with sharded(folders, 2, 1) as model:
-        model.pages.allocate("a", 16)
-        model.forward(batch)
-        for delays in ((0.2, 0.0), (0.0, 0.2), (0.2, 0.1)):
-            model.pipeline.set_links([LinkConfig(delay=each) for each in delays])
-            started = time.monotonic()
-            model.forward(batch)
-            assert time.monotonic() - started > sum(delays)
+    target.pages.allocate("a", 16)
+    target.forward(batch)
+    for delays in ((0.2, 0.0), (0.0, 0.2), (0.2, 0.1)):
+        target.pipeline.set_links([LinkConfig(delay=each) for each in delays])
+        started = time.monotonic()
+        target.forward(batch)
+        assert time.monotonic() - started > sum(delays)
+    target.pipeline.set_links([LinkConfig(), LinkConfig()])
+    target.free(["a"])
 
 
 def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:
