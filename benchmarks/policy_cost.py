@@ -2,7 +2,8 @@
 
 Run ``python -m benchmarks.policy_cost``. Steps are simulated: acceptance is drawn, and seconds come from a latency
 model similar to the zoo on two cores. So policies decide as often as in an engine. Times are thread times, which
-other processes lengthen by shared caches alone.
+other processes lengthen by shared caches alone. The clock takes as long as a plan that changes nothing, so the time of an
+empty call, measured in every step, is subtracted.
 
 All policies of a batch run in turn, a block of steps each, in a new order for every turn. The first turn warms up the
 policies. A share is the median over the blocks of the other turns, with an interval from resampled blocks.
@@ -112,8 +113,9 @@ class Run:
         """Run ``rounds`` steps; return mean microseconds of planning and learning, and their share of the steps."""
         load, plans, observes, seconds, made = BatchState(self._ready), list[float](), 0.0, 0.0, 0
         for _ in range(rounds):
+            empty = timed(lambda: None)[1]
             budgets, spent = timed(lambda: self._policy.plan(load))
-            plans.append(spent)
+            plans.append(spent - empty)
             made += budgets is not self._budgets
             self._budgets, self._step = budgets, self._step + 1
             taken = [each for each in zip(self._ready, budgets, self._rates, strict=True) if not each[1].skip_step]
@@ -121,7 +123,7 @@ class Run:
             stats = measured(self._step, [budget for _, budget, _ in taken], self._costs)
             seconds += stats.total
             _, spent = timed(partial(self._policy.observe, stats, commits))
-            observes += spent
+            observes += spent - empty
         return {
             "plan_us": sum(plans) / rounds * 1e6,
             "plan_p90_us": float(np.quantile(plans, 0.9)) * 1e6,

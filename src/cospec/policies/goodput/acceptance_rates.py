@@ -7,6 +7,7 @@ rate is shrunk towards the prior. Counts decay with every step, so a rate withou
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -24,8 +25,8 @@ DECAY, DECAY_ALL = 0.97, 0.99  # of a sequence's counts and of the overall count
 IDLE_DECAY, IDLE_DECAY_ALL = 0.995, 0.998  # the same per step without verified tokens
 FORGET_AFTER = 4096  # steps after which a count has vanished; aborted sequences are not reported
 
-Outcome = tuple[str, int, bool]
-"""A sequence, the accepted levels of its draft, and whether the next level was rejected."""
+Outcomes = Mapping[str, Mapping[int, int]]
+"""Number of drafts by sequence and by 2 · accepted levels + 1 if the next level was rejected."""
 
 
 class AcceptanceRates:
@@ -59,16 +60,17 @@ class AcceptanceRates:
         """
         found: dict[str, list[float]] = {}  # accepted, rejected, steps
         ended: list[str] = []
-        runs: list[tuple[dict[Outcome, int], Mapping[str, DraftBudget]]] = []  # of steps with the same budgets
+        runs: list[tuple[Outcomes, Mapping[str, DraftBudget]]] = []  # of steps with the same budgets
         overall, by_level, latest = self.overall, self.levels.active, None
-        outcomes: dict[Outcome, int] = {}
+        outcomes = _no_outcomes()
         widths: dict[str, tuple[int, ...]] = {}
         for commits, given in steps:
             if given is not latest:
-                latest, outcomes = given, {}
+                latest, outcomes = given, _no_outcomes()
                 widths = {id: budget.widths for id, budget in given.items() if budget.widths}
                 runs.append((outcomes, given))
-            accepted = rejected = 0.0
+            accepted: float = 0
+            rejected: float = 0
             verified = False
             for commit in commits:
                 id = commit.id
@@ -80,12 +82,11 @@ class AcceptanceRates:
                 kept: float = len(commit.path)
                 lost: float = commit.rejected
                 if by_level:
-                    outcome = id, len(commit.path), commit.rejected
-                    outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                    outcomes[id][2 * len(commit.path) + commit.rejected] += 1
                     if commit.ranks:
                         later = sum([rank > 0 for rank in commit.ranks])  # accepted after a wrong first sibling
                         kept, lost = kept - later, lost + later
-                elif id in widths:
+                elif widths and id in widths:
                     kept, lost = self._per_token(len(commit.path), commit.rejected, widths[id])
                 accepted += kept
                 rejected += lost
@@ -106,17 +107,17 @@ class AcceptanceRates:
         self._forget(ended)
 
     def _fates(
-        self, runs: Sequence[tuple[Mapping[Outcome, int], Mapping[str, DraftBudget]]], overall: float
+        self, runs: Sequence[tuple[Outcomes, Mapping[str, DraftBudget]]], overall: float
     ) -> Mapping[Fate, Sequence[float]]:
         """Return the number of drafts and the sum of their rates before the steps, by fate."""
         found: dict[Fate, list[float]] = {}
-        rates = {id: self._rate(id, overall) for id in {id for outcomes, _ in runs for id, _, _ in outcomes}}
         for outcomes, given in runs:
-            for (id, kept, rejected), number in outcomes.items():
-                widths = given[id].widths if id in given else ()
-                fate = found.setdefault((widths, kept, rejected), [0.0, 0.0])
-                fate[0] += number
-                fate[1] += number * rates[id]
+            for id, drafts in outcomes.items():
+                widths, rate = given[id].widths if id in given else (), self._rate(id, overall)
+                for outcome, number in drafts.items():
+                    fate = found.setdefault((widths, *divmod(outcome, 2)), [0.0, 0.0])
+                    fate[0] += number
+                    fate[1] += number * rate
         return found
 
     def _forget(self, ended: Sequence[str]) -> None:
@@ -155,3 +156,7 @@ class AcceptanceRates:
         if failed and levels < len(widths):
             rejected += widths[levels]
         return accepted, rejected
+
+
+def _no_outcomes() -> defaultdict[str, defaultdict[int, int]]:
+    return defaultdict(lambda: defaultdict(int))

@@ -275,7 +275,7 @@ class Goodput(Policy):
         Args:
             choice, budgets: the best lengths of a step with all sequences.
         """
-        context = float(np.mean([len(sequence.tokens) for sequence in load.ready]))
+        context = sum([len(sequence.tokens) for sequence in load.ready]) / len(ids)
         inputs = lru_cache(lambda size: self._costs.inputs(load, [context] * size, None))
 
         def solved(places: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:

@@ -44,12 +44,12 @@ class DraftCacheRelease:
         """Number of tracked sequences."""
         return len(self._all)
 
-    def backlog(self, sequences: Sequence[RequestState], lengths: Sequence[int]) -> Floats:
+    def backlog(self, sequences: Sequence[RequestState], lengths: Sequence[int]) -> Floats | None:
         """Return the tokens to feed before each sequence can be drafted for, ``[n]``, as far as charged to this
-        step."""
-        unseen = self.unseen(sequences).tolist()
+        step; None if no sequence lags far."""
+        unseen = self._unseen(sequences)
         if max(unseen, default=0) <= NORMAL_LAG:
-            return np.zeros(len(unseen))
+            return None
         return np.array([_backlog(*each) for each in zip(sequences, lengths, unseen, strict=True)])
 
     def backlog_of_new_request(self, sequences: Sequence[RequestState]) -> float:
@@ -59,9 +59,11 @@ class DraftCacheRelease:
 
     def unseen(self, sequences: Sequence[RequestState]) -> Ints:
         """Return the tokens of each sequence that the drafter has not been fed, ``[n]``."""
+        return np.array(self._unseen(sequences), dtype=np.int64)
+
+    def _unseen(self, sequences: Sequence[RequestState]) -> list[int]:
         entries = [self._all.get(s.request.id) for s in sequences]
-        fed = [0 if entry is None else entry.fed for entry in entries]
-        return np.array([len(s.tokens) - n for s, n in zip(sequences, fed, strict=True)], dtype=np.int64)
+        return [len(s.tokens) - (0 if e is None else e.fed) for s, e in zip(sequences, entries, strict=True)]
 
     def settle(self, ids: Sequence[str], budgets: Sequence[DraftBudget], step: int) -> list[DraftBudget]:
         """Record the budgets from ``step`` on; budgets of evicted sequences have ``release`` set."""

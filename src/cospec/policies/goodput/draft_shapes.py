@@ -59,16 +59,19 @@ def grid_rows(rates: Floats) -> Ints:
     return np.rint(rates * GRID).astype(np.int64)
 
 
-def stacked(menus: Sequence[DraftShapes]) -> tuple[Floats, Ints, Ints]:
-    """Return gains, sizes and depths of all menus, ``[M, GRID + 1, J]``; shorter menus end in levels without gain."""
+def stacked(menus: Sequence[DraftShapes]) -> tuple[Floats, Ints]:
+    """Return gains and sizes of all menus, ``[2, M, GRID + 1, J]``, and their depths, ``[M, GRID + 1, J]``.
+
+    Shorter menus end in levels without gain.
+    """
     width = max(menu.gains.shape[1] for menu in menus)
     shape = len(menus), GRID + 1, width
-    gains, sizes, depths = np.zeros(shape), np.ones(shape, np.int64), np.zeros(shape, np.int64)
+    values, depths = np.array([np.zeros(shape), np.ones(shape)]), np.zeros(shape, np.int64)
     for place, menu in enumerate(menus):
         own = menu.gains.shape[1]
-        gains[place, :, :own], sizes[place, :, :own] = menu.gains, menu.sizes
+        values[0, place, :, :own], values[1, place, :, :own] = menu.gains, menu.sizes
         depths[place, :, :own], depths[place, :, own:] = menu.depths, menu.depths[:, -1:]
-    return gains, sizes, depths
+    return values, depths
 
 
 def tree_tokens(alpha: float, widths: Sequence[int]) -> float:

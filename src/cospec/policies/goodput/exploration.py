@@ -51,10 +51,12 @@ class ExplorationBudget:
 
     def accrue(self, steps: Sequence[StepStats]) -> None:
         """Record steps, with or without drafts."""
+        undrafted, seconds = self._undrafted, self._seconds
         for stats in steps:
-            self._undrafted = 0 if stats.depth > 0 else self._undrafted + 1
+            undrafted = 0 if stats.depth > 0 else undrafted + 1
             earned = self._share * stats.total
-            self._seconds = min(self._seconds + earned, 512 * earned)
+            seconds = min(seconds + earned, 512 * earned)
+        self._undrafted, self._seconds = undrafted, seconds
         self._rounds += len(steps)
         self._since_plain += len(steps)
         self._since_other += len(steps)

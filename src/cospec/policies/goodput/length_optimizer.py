@@ -24,20 +24,32 @@ class DraftLevels:
     """Levels of ``n`` sequences in each of ``M`` menus; the arrays are ``[M, n, J]``, the oldest sequence first.
 
     Attributes:
-        gains: expected tokens.
-        sizes: draft tokens.
+        values: ``[3, M, n, J]``, ``gains``, ``sizes`` and ``costs`` in one array, since each call of numpy takes longer
+            than its few sums.
         depths: depth of the draft from this level on.
-        costs: seconds of drafting, without the fixed seconds of each level.
     """
 
-    gains: Floats
-    sizes: Ints
+    values: Floats
     depths: Ints
-    costs: Floats
+
+    @property
+    def gains(self) -> Floats:
+        """Expected tokens."""
+        return np.asarray(self.values[0])
+
+    @property
+    def sizes(self) -> Floats:
+        """Draft tokens, whole numbers."""
+        return np.asarray(self.values[1])
+
+    @property
+    def costs(self) -> Floats:
+        """Seconds of drafting, without the fixed seconds of each level."""
+        return np.asarray(self.values[2])
 
     def menu(self, place: int) -> DraftLevels:
         """The levels of one menu, ``[n, J]``."""
-        return DraftLevels(self.gains[place], self.sizes[place], self.depths[place], self.costs[place])
+        return DraftLevels(self.values[:, place], self.depths[place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +157,18 @@ def _cut(steps: DraftLevels, given: StepLimits, order: Ints, counts: Ints) -> li
         return [nothing] * menus
     order = order[:, :longest]
     flat = order + n * width * np.arange(menus)[:, None]
-    gains, sizes, depths, costs = (
-        array.take(flat)[:, None] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
-    )
+    depths, values = steps.depths.take(flat)[:, None], steps.values.reshape(3, -1)[:, flat][:, :, None]
     listed = np.arange(longest) < counts[:, None, None]
     deepest = (depths * listed).max(axis=2)[:, :, None]
     levels = given.levels[1 : int(deepest.max()) + 1]
     one_pass = bool((levels == levels[0]).all())  # the greatest depth costs no more than the others
     tried = np.arange(len(levels) if one_pass else 1, len(levels) + 1)[:, None]
     taken = depths <= tried  # [menus, depths, levels]
-    verified = (taken * sizes).cumsum(axis=2)
-    target = given.verified.take(verified, mode="clip")
-    draft = (taken * costs).cumsum(axis=2) + given.levels[tried]
+    tokens, verified, draft = (taken * values).cumsum(axis=3)
+    tokens += given.tokens
+    draft += given.levels[tried]
+    target = given.verified.take(verified.astype(np.int64), mode="clip")
     seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
-    tokens = (taken * gains).cumsum(axis=2) + given.tokens
     allowed = listed & (verified < len(given.verified)) & (seconds <= given.longest)
     if not one_pass:
         allowed &= tried <= deepest

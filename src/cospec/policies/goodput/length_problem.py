@@ -70,8 +70,7 @@ class LengthProblem:
 
     def _per_sequence(self, rows: Ints, inputs: LengthInputs, places: slice) -> list[LengthChoice]:
         """Return the best length of each sequence, in each of the menus at ``places``."""
-        gains, sizes, depths = self._levels
-        steps = self._priced(gains[places, rows], sizes[places, rows], depths[places, rows], inputs)
+        steps = self._priced(rows, inputs, places)
         given = self.limits(inputs)
         nothing = given.undrafted(len(rows))
         least = (1.0 + self.costs.latency.doubt) * nothing.goodput
@@ -105,15 +104,18 @@ class LengthProblem:
 
     def steps(self, rows: Ints, inputs: LengthInputs) -> DraftLevels:
         """Return the draft levels of each sequence in the latest menu; the arrays are ``[n, J]``."""
-        menu = self.shapes
-        return self._priced(menu.gains[rows], menu.sizes[rows], menu.depths[rows], inputs)
+        return self._priced(rows, inputs, self.place)
 
-    def _priced(self, gains: Floats, sizes: Ints, depths: Ints, inputs: LengthInputs) -> DraftLevels:
-        costs = np.asarray(sizes * self.costs.token_cost(inputs), dtype=np.float64)
+    def _priced(self, rows: Ints, inputs: LengthInputs, places: slice | int) -> DraftLevels:
+        """Return the draft levels of each sequence in the menus at ``places``."""
+        shapes, depths = self._levels[0][:, places, rows], self._levels[1][places, rows]
+        values = np.empty((3, *depths.shape))
+        values[:2] = shapes
+        costs = np.multiply(shapes[1], self.costs.token_cost(inputs), out=values[2])
         costs[..., 0] += self.costs.draft_cost
         if inputs.backlog is not None:
             costs[..., 0] += inputs.backlog
-        return DraftLevels(gains, sizes, depths, costs)
+        return DraftLevels(values, depths)
 
     def limits(self, inputs: LengthInputs) -> StepLimits:
         """Return the step's costs, see ``StepCosts.limits``."""
@@ -122,10 +124,10 @@ class LengthProblem:
     def outcomes(self, steps: DraftLevels, counts: Ints, inputs: LengthInputs) -> list[LengthChoice]:
         """Return the expected results of ``counts [K, n]`` of the levels ``steps`` instead of the best counts."""
         given, taken = self.limits(inputs), np.arange(steps.gains.shape[1]) < counts[:, :, None]
-        gains, sizes, costs = ((taken * each).sum(axis=(1, 2)) for each in (steps.gains, steps.sizes, steps.costs))
+        gains, sizes, costs = (taken * steps.values[:, None]).sum(axis=(2, 3)).tolist()
         depths = (taken * steps.depths).max(axis=(1, 2))
-        found = zip(counts, gains.tolist(), sizes.tolist(), costs.tolist(), depths.tolist(), strict=True)
+        found = zip(counts, gains, sizes, costs, depths.tolist(), strict=True)
         return [
-            LengthChoice(count, given.tokens + gain, given.duration(size, cost, depth))
+            LengthChoice(count, given.tokens + gain, given.duration(int(size), cost, depth))
             for count, gain, size, cost, depth in found
         ]

@@ -9,6 +9,7 @@ difference. A level without observations of some w takes the difference of all l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -81,18 +82,26 @@ class LevelRates:
         """Return the log-odds, ``[LEVELS, WIDEST]``."""
         if not self.active:
             return np.zeros((LEVELS, WIDEST))
-        together = _difference(self._counts.sum(1), 0.0)
+        together = [_difference(each, 0.0) for each in self._counts.sum(1).T.tolist()]
         if not self._by_level:
             return np.broadcast_to(together, (LEVELS, WIDEST))
-        return _difference(self._counts, together)
+        cells = self._counts.transpose(1, 2, 0).tolist()
+        return np.array([[_difference(*each) for each in zip(level, together, strict=True)] for level in cells])
 
 
-def _difference(counts: Floats, usual: Floats | float) -> Floats:
-    """Return observed minus expected log-odds of ``counts [3, ...]``, shrunk towards the ``usual`` difference."""
+def _difference(counts: Sequence[float], usual: float) -> float:
+    """Return observed minus expected log-odds of ``counts [3]``, shrunk towards the ``usual`` difference.
+
+    Most cells have no observation, so scalars take less time than arrays.
+    """
     accepted, verified, expected = counts
-    share = np.divide(expected, verified, out=np.full_like(verified, 0.5), where=verified > 0)
-    prior = _chance(_odds(share) + usual)
-    return np.asarray(_odds((accepted + WEIGHT * prior) / (verified + WEIGHT)) - _odds(share))
+    if not verified:
+        return usual
+    share = min(max(expected / verified, CLIP), 1.0 - CLIP)
+    odds = math.log(share / (1.0 - share))
+    prior = 1.0 / (1.0 + math.exp(-odds - usual))
+    chance = min(max((accepted + WEIGHT * prior) / (verified + WEIGHT), CLIP), 1.0 - CLIP)
+    return math.log(chance / (1.0 - chance)) - odds
 
 
 def _odds(chance: Floats) -> Floats:

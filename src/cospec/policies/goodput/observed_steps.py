@@ -63,7 +63,7 @@ class ObservedSteps:
     def add(self, stats: StepStats, commits: Sequence[Commit], budgets: Mapping[str, DraftBudget]) -> int:
         """Store a call; returns the number of stored calls."""
         self._calls.append((stats, commits, budgets))
-        self._latest = steps = stats.times.steps
+        self._latest = steps = len(stats.times.each) or 1
         if steps > 1:
             self._several = True
         self.steps += steps

@@ -55,7 +55,7 @@ class StepCosts:
         room = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens
         if self.bounds.tokens is not None:
             room = min(room, self.bounds.tokens)
-        fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
+        fed = None if backlog is None else self.feeding(backlog)
         return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
 
     def limits(self, inputs: LengthInputs, most_tokens: int, deepest: int) -> StepLimits:

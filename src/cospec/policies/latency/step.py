@@ -131,10 +131,10 @@ class StepLatency:
         """Store a measured step; ``fed`` counts tokens of new texts that the drafter read, which are not part of a
         step.
         """
-        self._store.add(stats, fed, self.drafters)
+        stored = self._store.add(stats, fed, self.drafters)
         self._latest = stats
         self._spent += stats.total
-        if self._spent >= BATCH_SECONDS or len(self._store) >= self._batch_size:
+        if self._spent >= BATCH_SECONDS or stored >= self._batch_size:
             self.learn()
 
     def learn(self) -> None:

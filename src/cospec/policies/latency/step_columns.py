@@ -43,11 +43,13 @@ class StepStore:
     def __init__(self) -> None:
         self._values: list[float] = []  # one step after the other, each in the order of ``StepColumns``
 
-    def __len__(self) -> int:
-        return len(self._values) // len(StepColumns._fields)
+        self._count = 0
 
-    def add(self, stats: StepStats, fed: int, members: int) -> None:
-        """Store a step."""
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, stats: StepStats, fed: int, members: int) -> int:
+        """Store a step; returns the number of stored steps."""
         times, sequences = stats.times, stats.sequences
         scoring = 0.0 if fed else times.scoring
         self._values += (
@@ -55,8 +57,10 @@ class StepStore:
             stats.drafts or sequences, times.draft - scoring, times.target, stats.total - stats.planning - scoring,
             fed, members, scoring,
         )  # fmt: skip
+        self._count += 1
+        return self._count
 
     def take(self) -> StepColumns:
         """Return all steps, and clear the store."""
-        values, self._values = np.fromiter(self._values, np.float64, len(self._values)), []
+        values, self._values, self._count = np.fromiter(self._values, np.float64, len(self._values)), [], 0
         return StepColumns(*values.reshape(-1, len(StepColumns._fields)).T.copy())

@@ -41,7 +41,7 @@ def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[D
     n, most = len(rates), int(sizes.sum())
     counts = np.arange(n, n + most + 1)
     verified = on.token * np.minimum(counts, on.knee) + on.beyond * np.maximum(counts - on.knee, 0)
-    return DraftLevels(gains, sizes, depths, sizes * own[:, None]), StepLimits(
+    return DraftLevels(np.array([gains, sizes, sizes * own[:, None]]), depths), StepLimits(
         float(n),
         1e-3,
         verified,
@@ -59,8 +59,7 @@ def best(steps: DraftLevels, given: StepLimits) -> LengthChoice:
 
 def menus(*each: DraftLevels) -> DraftLevels:
     """Menus with as many levels."""
-    arrays = [[one.gains, one.sizes, one.depths, one.costs] for one in each]
-    return DraftLevels(*[np.stack(parts) for parts in zip(*arrays, strict=True)])
+    return DraftLevels(np.stack([one.values for one in each], axis=1), np.stack([one.depths for one in each]))
 
 
 def brute(steps: DraftLevels, given: StepLimits) -> float:
@@ -135,8 +134,8 @@ def test_the_choice_in_a_menu_does_not_depend_on_other_menus(
 def padded(steps: DraftLevels, width: int) -> DraftLevels:
     """With levels that gain nothing."""
     more = ((0, 0), (0, width - steps.gains.shape[1]))
-    sizes, depths = np.pad(steps.sizes, more, constant_values=1), np.pad(steps.depths, more, "edge")
-    return DraftLevels(np.pad(steps.gains, more), sizes, depths, np.pad(steps.costs, more, "edge"))
+    sizes, costs = np.pad(steps.sizes, more, constant_values=1), np.pad(steps.costs, more, "edge")
+    return DraftLevels(np.array([np.pad(steps.gains, more), sizes, costs]), np.pad(steps.depths, more, "edge"))
 
 
 def test_nothing_pays() -> None:
