@@ -18,6 +18,9 @@ class Pipelined(OverlappedMode):
     The planned sequences are the request pool. A full target batch is half of the speculating sequences, or all of them
     without a drafter. The drafter pauses while a full batch of drafts is pending or ready. Sequences that need no draft
     are verified in every step.
+
+    Where the verifier takes several steps at a time, a plan is already one of as many microbatches. The drafter drafts
+    for the whole microbatch while the target verifies the others. A part would occupy the stages nearly as long.
     """
 
     name: ClassVar[str] = "pipelined"
@@ -25,6 +28,11 @@ class Pipelined(OverlappedMode):
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         """Return the oldest sequences that have a draft, and those that need none."""
         dispatcher = self.dispatcher
+        if self.components.verifier.max_in_flight > 1:
+            self._draft(entries, len(entries))
+            while any(map(dispatcher.waits_for_draft, entries)):
+                dispatcher.wait()
+            return entries, dispatcher.drafts_of(entries)
         speculated = sum(entry.budget.depth > 0 for entry in entries)
         full = (speculated + 1) // 2 if dispatcher.available else speculated
         self._draft(entries, full)

@@ -99,6 +99,25 @@ def test_drafts_of_ready_requests_come_before_drafts_ahead(steps: int, requests:
     made.close()
 
 
+def test_pipelined_verifies_whole_microbatches_of_steps_in_flight() -> None:
+    """Half of a microbatch would occupy a stage nearly as long. Drafts that come late do not divide it either."""
+    made = with_steps_in_flight(under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), 2)
+    for n in range(8):
+        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
+    verifier, sizes = made.execution_mode.components.verifier, list[int]()
+    submit = verifier.submit
+
+    def recorded(entries: Any, drafts: Any) -> Any:
+        sizes.append(len(drafts))
+        return submit(entries, drafts)
+
+    override(verifier, submit=recorded)
+    for _ in range(6):
+        made.step()
+    assert sizes[:2] == [0, 0], "the prompts"
+    assert set(sizes[2:]) == {4}
+
+
 def test_a_single_sequence_is_not_starved() -> None:
     for execution_mode in ("pipelined", "draft-ahead", "auto"):
         events = run_all(
