@@ -3,7 +3,8 @@
 Run ``python -m benchmarks.policy_gain``. In the engine, all variants serve the same Poisson arrivals as in
 ``benchmarks.load``, turn after turn in a new order. Requests at ``CROWD`` per second are all there at once. In the
 simulation, all variants serve the same requests on a virtual clock, once per seed. Each figure is the median over turns
-or seeds of default / variant (mean latency, or seconds), with an interval from resampled turns: above 1 is a gain.
+or seeds of default / variant (mean latency, or seconds), with an interval from resampled turns: above 1 is a gain. Long
+drafts are compared with a limit of 8 tokens.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Options of the variants by drafting method."""
 CROWD = 1000.0  # requests per second: none arrives after the first step
-SCENARIOS = {
-    "batch-choice": ("goodput", "goodput with batch choice"),
-    "draft-shapes": ("goodput", "rates by position", "trees", "trees and rates by position"),
-    "head-shapes": ("goodput", "rates by level"),
-}
+SCENARIOS = (
+    ("batch-choice", ("goodput", "goodput with batch choice")),
+    ("draft-shapes", ("goodput", "rates by position", "trees", "trees and rates by position")),
+    ("head-shapes", ("goodput", "rates by level")),
+    ("long-drafts", ("limit of 8", "growing limit")),
+    ("long-drafts", ("usual acceptance limit of 8", "usual acceptance growing limit")),
+)
+"""Scenarios and variants, which are compared with the first variant; the growing limit is the default of ``goodput``."""
 
 
 def in_engine(rates: Sequence[float], turns: int, tokens: int) -> list[dict[str, Any]]:
@@ -75,7 +79,7 @@ def in_engine(rates: Sequence[float], turns: int, tokens: int) -> list[dict[str,
 def in_simulation(seeds: int) -> list[dict[str, Any]]:
     """Return a row per scenario, load and variant."""
     rows = []
-    for scenario, names in SCENARIOS.items():
+    for scenario, names in SCENARIOS:
         read = Scenario.read(ROOT / "examples" / "scenarios" / f"{scenario}.yaml")
         chosen = tuple(variant for variant in read.variants if variant.name in names)
         found: dict[float, Samples] = {}

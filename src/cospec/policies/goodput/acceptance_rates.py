@@ -79,15 +79,16 @@ class AcceptanceRates:
                 if not commit.drafted:
                     continue
                 verified = True
-                kept: float = len(commit.path)
+                levels = len(commit.path)
+                kept: float = levels
                 lost: float = commit.rejected
                 if by_level:
-                    outcomes[id][2 * len(commit.path) + commit.rejected] += 1
+                    outcomes[id][2 * levels + commit.rejected] += 1
                     if commit.ranks:
                         later = sum([rank > 0 for rank in commit.ranks])  # accepted after a wrong first sibling
                         kept, lost = kept - later, lost + later
                 elif widths and id in widths:
-                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths[id])
+                    kept, lost = self._per_token(levels, commit.rejected, widths[id])
                 accepted += kept
                 rejected += lost
                 counts = found.get(id)
