@@ -55,7 +55,7 @@ def words(text: str) -> str:
 
 def failure(error: Exception) -> str:
     """Return the sentence for a request that ended because ``error`` was raised in its part of a step."""
-    return f"The request failed in the engine: {type(error).__name__}: {' '.join(str(error).split())}."
+    return f"The request failed in the engine: {type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}."
 
 
 def is_text(text: str) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from threading import Event
 from unittest.mock import PropertyMock, patch
 
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.types import ScheduledRequest
+from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest
 from cospec.drafters.model import ModelDrafter
+from cospec.execution.overlapped_base import OverlappedMode
 from cospec.execution.windows_in_flight import WindowsInFlight
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.enumerated_draws import Unsound, total_variation
 from harness.in_flight import cancelled, most_in_flight, run_disturbed, with_steps_in_flight
+from harness.methods import override
 from harness.overlap import under
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_distribution, run_all, tokens_of, toy_engine, with_pool
@@ -150,3 +154,64 @@ def test_a_drafter_that_is_often_wrong_gets_one_window() -> None:
         written(engine, PARAMS["greedy"])
         used.append(engine.metrics().drafts_ahead["in flight"] - before)
     assert used[0] > 5 and used[1] == 0
+
+
+def test_accepted_windows_leave_the_probability_of_later_ones_alone() -> None:
+    """A drafter that was right in nine of ten tokens keeps four stages busy to the end of its output."""
+    made = toy_engine(target(), ModelDrafter(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)), k=1)
+    engine = with_steps_in_flight(under(made, "draft-ahead"), 4)
+    assert isinstance(engine.execution_mode, OverlappedMode)
+    override(engine.execution_mode.dispatcher.rate, value=0.9, learn=lambda commits: None)
+    written(engine, SamplingParams(temperature=0, max_tokens=120, ignore_eos=True))
+    metrics = engine.metrics()
+    assert metrics.cancelled_steps == 0
+    assert metrics.steps - metrics.drafts_ahead["in flight"] <= 3, "the prompt, the first draft and the end"
+
+
+class Blocked(ModelDrafter):
+    """Drafts ahead when ``released`` is set, or after some seconds."""
+
+    def __init__(self, model: ToyModel) -> None:
+        super().__init__(model)
+        self.released = Event()
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        if any(context.assumed for context in contexts):
+            self.released.wait(5)
+        return super().propose(contexts, budgets)
+
+
+def test_outputs_do_not_wait_for_the_draft_of_a_further_window() -> None:
+    drafter = Blocked(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0))
+    made = toy_engine(target(), drafter, k=2)
+    engine = always(with_steps_in_flight(under(made, "draft-ahead", "worker"), 3))
+    mode = engine.execution_mode
+    assert isinstance(mode, OverlappedMode) and mode.windows_ahead is not None
+    submit, pending = mode.windows_ahead.submit, mode.dispatcher.buffer.pending
+    override(mode.windows_ahead, submit=lambda plan, oldest_done: submit(plan, lambda: True))
+    [request] = make_requests("r", PROMPT, PARAMS["greedy"])
+    engine.add(request)
+    while not any(each.context.assumed for each in pending.values()):
+        engine.step()
+    assert engine.metrics().drafts_ahead["in flight"] == 0
+    drafter.released.set()
+    tokens: tuple[int, ...] = ()
+    while engine.has_work:
+        tokens += sum((event.tokens for event in engine.step()), ())
+    wanted = written(toy_engine(target(), None), PARAMS["greedy"])
+    assert wanted[request.id][-len(tokens) :] == tokens
+    engine.close()
+
+
+def test_an_aborted_request_gets_no_further_windows() -> None:
+    engine = ahead(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), 5)
+    [request] = make_requests("r", PROMPT, PARAMS["greedy"])
+    engine.add(request)
+    while not engine.metrics().drafts_ahead["in flight"]:
+        engine.step()
+    engine.abort([request.id])
+    before = engine.metrics().drafts_ahead["in flight"]
+    while engine.has_work:
+        engine.step()
+    assert engine.metrics().drafts_ahead["in flight"] == before
+    engine.check_integrity()

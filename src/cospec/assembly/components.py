@@ -151,7 +151,8 @@ def connect(
         why_no_multi_step=drafting.why_no_multi_step,
     )
     mode = drafting.execution_mode(context)
-    mode_learns = mode.learns and executor is not None and executor.parallel  # by what was accepted
+    # By what was accepted: which mode runs, and how many windows a request has in flight.
+    mode_learns = (mode.learns and executor is not None and executor.parallel) or mode.windows_ahead is not None
     trees = drafting.policy.trees or speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
     return EngineComponents(
         model=verification.model,

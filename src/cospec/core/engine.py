@@ -161,7 +161,8 @@ class Engine:
             pass
         while (length := self._draft_ahead()) is not None and len(self._in_flight) < most:
             plan, windows = partial(self.scheduler.plan_window, length), self.execution_mode.windows_ahead
-            if windows is None or not self._submit(plan, windows.submit):
+            oldest_done = self._in_flight[0].submitted.future.done
+            if windows is None or not self._submit(plan, partial(windows.submit, oldest_done=oldest_done)):
                 break
         return self._collect() if self._in_flight else []
 

@@ -272,8 +272,12 @@ class WindowsAhead(Protocol):
         Returns the number of tokens, known or assumed, before the next window; None where none is to be submitted.
         """
 
-    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Submit the next window, with ``assumed`` tokens; leaves out an entry without a draft."""
+    def submit(self, plan: SchedulerOutput, oldest_done: Callable[[], bool]) -> SubmittedStep:
+        """Submit the next window, with ``assumed`` tokens; leaves out an entry without a draft.
+
+        Args:
+            oldest_done: whether the oldest window is computed, so that no draft is waited for.
+        """
 
 
 class ExecutionMode(Protocol):

@@ -118,8 +118,9 @@ class Scheduler:
 
     @property
     def alone_in_flight(self) -> RequestState | None:
-        """The sequence in flight where no other sequence runs."""
-        return self.running[0] if len(self.running) == 1 == len(self._in_flight) else None
+        """The sequence in flight where no other sequence runs; None where the sequence was aborted."""
+        alone = self.running[0] if len(self.running) == 1 == len(self._in_flight) else None
+        return alone if alone is not None and alone.finish is None else None
 
     def is_in_flight(self, id: str) -> bool:
         """Whether a sequence is in a submitted step."""

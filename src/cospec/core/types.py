@@ -239,9 +239,12 @@ class ScheduledRequest:
 
     @property
     def holds(self) -> bool:
-        """Whether the sequence ends with all assumed tokens now; True without assumed tokens."""
+        """Whether the sequence goes on after all assumed tokens now; True without assumed tokens."""
         assumed, tokens = self.assumed, self.sequence.tokens
-        return assumed is None or (len(tokens) == assumed.end and tuple(tokens[assumed.known :]) == assumed.tokens)
+        if assumed is None:
+            return True
+        follows = len(tokens) == assumed.end and tuple(tokens[assumed.known :]) == assumed.tokens
+        return follows and self.sequence.finish is None
 
 
 @dataclass(frozen=True, slots=True)

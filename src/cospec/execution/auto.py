@@ -109,10 +109,10 @@ class _CountedWindows:
         with self.counted():
             return self.windows.draft(sequence)
 
-    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+    def submit(self, plan: SchedulerOutput, oldest_done: Callable[[], bool]) -> SubmittedStep:
         """See ``WindowsAhead``."""
         with self.counted():
-            return self.windows.submit(plan)
+            return self.windows.submit(plan, oldest_done)
 
 
 class Auto:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cospec.core.interfaces import Executor, ModeComponents
@@ -43,7 +44,7 @@ class DraftDispatcher:
     def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.timeout = components, timeout
         self.buffer, self.rate = DraftBuffer(), AcceptanceRate()
-        self.lost = 0  # batches that the drafter lost or answered too late
+        self.lost = 0  # batches and notifications that the drafter lost or answered too late
         self.executor: Executor | None = components.executor
         if components.executor is None and components.drafter is not None:
             self.executor = InlineExecutor(components.drafter, components.clock)
@@ -91,19 +92,33 @@ class DraftDispatcher:
         while self._jobs and self._jobs[0][0].done():
             self.wait()
 
-    def wait(self) -> None:
-        """Collect the oldest answer; a lost or late drafter counts as an answer without drafts."""
-        future, requests = self._jobs.popleft()
+    def wait(self, seconds: float | None = None) -> None:
+        """Collect the oldest answer; a lost or late drafter counts as an answer without drafts.
+
+        Args:
+            seconds: stop waiting after this time without an answer; None waits for the dispatcher's timeout.
+        """
+        future, requests = self._jobs[0]
+        drafts: Sequence[Draft] = ()
         try:
-            drafts: Sequence[Draft] = future.result(self.timeout)
+            drafts = self._drafts(future, requests, self.timeout if seconds is None else seconds)
         except (DrafterLost, TimeoutError):
+            if seconds is not None and not future.done():
+                return
             self.lost += 1
-            drafts = ()
+        self._jobs.popleft()
+        self.buffer.deliver(requests, drafts)
+
+    def _drafts(self, future: Future[Any], requests: Sequence[DraftRequest], seconds: float) -> Sequence[Draft]:
+        try:
+            found: Sequence[Draft] = future.result(seconds)
+        except (DrafterLost, TimeoutError):
+            raise
         except Exception:  # the failing request is not known yet
             log.exception("drafting failed for a batch; its requests are retried one by one")
-            drafts, failures = propose_one_by_one(self._call, *_arguments(requests))
+            found, failures = propose_one_by_one(self._call, *_arguments(requests))
             self._failures |= failures
-        self.buffer.deliver(requests, drafts)
+        return found
 
     def waits_for_draft(self, entry: ScheduledRequest) -> bool:
         """Return whether the sequence is to be verified with a draft that is not finished yet."""
@@ -228,11 +243,13 @@ class DraftDispatcher:
         future, ids = self._notifications.popleft()
         try:
             future.result(self.timeout)
-        except (DrafterLost, TimeoutError):
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, DrafterLost) or not future.done():
+                self.lost += 1  # the drafter has nothing to forget, or has not come to these sequences
+                return
             log.exception("the drafter forgets %d requests", len(ids))
-            self._call("free", ids)
+            with suppress(DrafterLost, TimeoutError):
+                self._call("free", ids)
 
     def _call(self, method: str, *args: Any) -> Any:
         assert self.executor is not None, "only a drafter can raise"

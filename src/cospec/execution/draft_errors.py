@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest, StepOutput
-from cospec.errors import failure
+from cospec.errors import DrafterLost, failure
 
 Call = Callable[..., Any]
 """Calls a method of the drafter by name with arguments, and waits for the result."""
@@ -23,12 +23,17 @@ def propose_one_by_one(
 
     The drafter forgets the batch first, because an error leaves its state undefined. Repeated draws use the same random
     numbers. No draft of the first call was used, so no number serves twice.
+
+    Raises:
+        DrafterLost, TimeoutError: the drafter is lost, or answers too late; no request is at fault.
     """
     call("free", [context.id for context in contexts])
     drafts, failures = list[Draft](), dict[str, str]()
     for context, budget in zip(contexts, budgets, strict=True):
         try:
             drafts += call("propose", [context], [budget])
+        except (DrafterLost, TimeoutError):
+            raise
         except Exception as error:  # the other requests are still drafted
             log.exception("drafting failed for request %s", context.id)
             failures[context.id] = failure(error)

@@ -17,8 +17,9 @@ a window is submitted where it is valid with a probability of at least 1 / stage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from cospec.core.submitted_step import FinishedFuture, SubmittedStep
 from cospec.core.types import Draft, RequestState, SchedulerOutput
@@ -26,6 +27,7 @@ from cospec.execution.draft_buffer import DraftRequest
 from cospec.execution.draft_dispatcher import DraftDispatcher
 
 OVERLAP = "a window of the same request is in flight"
+WAIT_SLICE = 0.001  # seconds to wait for a draft before the oldest window is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,16 @@ class _Continuation:
 
     Attributes:
         requests: for drafts after outcomes of the window, the likeliest first.
-        probability: that all windows so far are accepted and the next token is guessed; 0 after a tree.
+        windows: for each window up to this one the number of tokens of the sequence if the window is accepted and the
+            next token is guessed, and the probability of that; 0 for a tree.
     """
 
     requests: Sequence[DraftRequest]
-    probability: float
+    windows: Sequence[tuple[int, float]]
+
+    def probability(self, sequence: RequestState) -> float:
+        """Return the probability that all windows in flight are accepted."""
+        return prod([accepted for end, accepted in self.windows if end > len(sequence.tokens)])
 
 
 class WindowsInFlight:
@@ -60,16 +67,17 @@ class WindowsInFlight:
             self._next.pop(id, None)
             self._wanted.discard(id)
 
-    def follow(self, draft: Draft, requests: Sequence[DraftRequest], before: float = 1.0) -> None:
+    def follow(self, draft: Draft, requests: Sequence[DraftRequest], before: Sequence[tuple[int, float]] = ()) -> None:
         """Note the requests that continue a submitted window; ``draft`` submits these requests to the drafter.
 
         Args:
             draft: of the window.
-            before: probability that all windows before are accepted.
+            before: the windows in flight before, see ``_Continuation``.
         """
         rate = self._dispatcher.rate.value
         accepted = rate ** len(draft) if draft.confidence is None else float(draft.confidence.prod())
-        self._next[draft.id] = _Continuation(requests, before * accepted * rate if draft.is_chain else 0.0)
+        window = draft.base_len + len(draft) + 1, accepted * rate if draft.is_chain else 0.0
+        self._next[draft.id] = _Continuation(requests, [*before, window])
         self._wanted.add(draft.id)
 
     def draft(self, sequence: RequestState) -> int | None:
@@ -82,17 +90,20 @@ class WindowsInFlight:
             self._dispatcher.submit_drafts(following.requests)
         first = following.requests[0]
         lost = buffer.pending.get(id) is not first and buffer.ready.get(id, (None,))[0] is not first
-        if lost or not 0.0 < following.probability >= self.least_probability:
+        if lost or not 0.0 < following.probability(sequence) >= self.least_probability:
             return None
         return len(first.context.tokens) + 1
 
-    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+    def submit(self, plan: SchedulerOutput, oldest_done: Callable[[], bool]) -> SubmittedStep:
         """See ``WindowsAhead``."""
         dispatcher, [entry] = self._dispatcher, plan.entries
-        following = self._next.pop(entry.sequence.id)
+        following = self._next[entry.sequence.id]
         request = following.requests[0]
         while dispatcher.buffer.pending.get(request.id) is request:
-            dispatcher.wait()
+            if oldest_done():
+                return SubmittedStep((), FinishedFuture([]))
+            dispatcher.wait(WAIT_SLICE)
+        del self._next[entry.sequence.id]
         window = dispatcher.buffer.take_window(entry, request)
         if window is None:
             return SubmittedStep((), FinishedFuture([]))
@@ -100,5 +111,6 @@ class WindowsInFlight:
         drafts = dispatcher.trimmed([window[1]])
         for draft in drafts.values():
             after = dispatcher.continue_draft(entry, draft)
-            self.follow(draft, [] if after is None else [after], following.probability)
+            before = [window for window in following.windows if window[0] > len(entry.sequence.tokens)]
+            self.follow(draft, [] if after is None else [after], before)
         return dispatcher.submit([entry], drafts, OVERLAP)

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 import pytest
 
 from cospec.core.scheduler import MAX_FAILURES, Scheduler, SchedulerLimits
-from cospec.core.types import Commit, Request, RequestState, RequestStatus, SchedulerOutput
+from cospec.core.types import (
+    AssumedTokens,
+    Commit,
+    DraftBudget,
+    FinishReason,
+    Request,
+    RequestState,
+    RequestStatus,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from cospec.models.block_manager import BlockPool
 from cospec.policies.fixed import Fixed
 from cospec.sampling_params import SamplingParams
@@ -165,3 +175,22 @@ def test_after_a_joint_failure_only_the_first_request_runs_again() -> None:
         assert made.retry(sequences[:1]) == (sequences[:1] if attempt == MAX_FAILURES else [])
     made.remove(["r0"])
     assert ids(submit(made)) == ["r1"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "current"),
+    [((8, 9), None, True), ((8, 7), None, False), ((8,), None, False), ((8, 9), FinishReason.STOP, False)],
+)
+def test_other_tokens_and_the_end_of_a_request_refute_its_next_window(
+    tokens: tuple[int, ...], finish: FinishReason | None, current: bool
+) -> None:
+    made = scheduler(3, k=2)
+    [sequence] = add(made, 1)
+    plan = submit(made)
+    window = ScheduledRequest(sequence, 1, DraftBudget(), AssumedTokens(3, (8, 9)))
+    made.start_step([window])
+    made.clear_in_flight(plan.entries)
+    sequence.tokens.extend(tokens)
+    sequence.finish = finish
+    made.drop_refuted([sequence])
+    assert made.is_current(window) is current

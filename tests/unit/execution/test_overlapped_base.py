@@ -16,7 +16,7 @@ from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
-from cospec.errors import InvalidInput
+from cospec.errors import DrafterLost, InvalidInput
 from cospec.execution.auto import Auto
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
@@ -126,14 +126,17 @@ def test_a_single_sequence_is_not_starved() -> None:
         assert set(events) == {"r"}, "it ended"
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError])
 @pytest.mark.parametrize("round_name", ["sequential", "pipelined"])
-def test_a_drafter_that_raises_over_commits_begins_anew(round_name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_raises_over_commits_begins_anew(
+    round_name: str, error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
     """The error is logged, no output changes, and the drafter forgets what raised."""
     freed: list[str] = []
 
     class Broken(Recording):
         def commit(self, commits: Any) -> None:
-            raise ZeroDivisionError
+            raise error
 
         def free(self, ids: Any) -> None:
             freed.extend(ids)
@@ -146,8 +149,27 @@ def test_a_drafter_that_raises_over_commits_begins_anew(round_name: str, caplog:
         assert isinstance(components.executor, ThreadExecutor)
     wanted = tokens_of(run_all(toy_engine(ToyModel(4), None), [make_request("r", (0, 1), PARAMS)]))
     assert tokens_of(run_all(made, [make_request("r", (0, 1), PARAMS)])) == wanted
-    assert "ZeroDivisionError" in caplog.text
+    assert error.__name__ in caplog.text
+    assert "a step of" not in caplog.text, "no step failed"
     assert len(freed) > 1
+
+
+@pytest.mark.parametrize("error", [DrafterLost("The drafter ended."), TimeoutError()], ids=type)
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
+def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(execution_mode: str, error: Exception) -> None:
+    errors: list[Exception] = [ZeroDivisionError(), error]
+
+    class Losing(Recording):
+        def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+            if errors:
+                raise errors.pop(0)
+            return super().propose(contexts, budgets)
+
+    requests = [make_request(f"r{n}", (n, 1), PARAMS) for n in range(3)]
+    wanted = tokens_of(run_all(toy_engine(ToyModel(4), None), requests))
+    made = under(toy_engine(ToyModel(4), Losing(), k=2), execution_mode, "worker")
+    assert tokens_of(run_all(made, requests)) == wanted
+    assert not errors
 
 
 class Ticking:
