@@ -184,6 +184,8 @@ class SamplingParams:
         if bias is not None:
             try:
                 values["logit_bias"] = {int(token): float(value) for token, value in dict(bias).items()}
+                if not all(str(int(token)) == str(token) for token in bias):  # two keys would name one token
+                    raise ValueError
             except (TypeError, ValueError):
                 raise InvalidInput("logit_bias", bias, "an object from token id to a number") from None
         return cls(**values)

@@ -33,6 +33,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"n": True}, "n", "True"),
         ({"logprobs": 99}, "logprobs", "20"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "token id"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias", "token id"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "at least one token id"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids", "a whole number from 0 up"),
         ({"allowed_token_ids": [2**40]}, "allowed_token_ids", "ids from 0 to"),

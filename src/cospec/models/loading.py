@@ -277,7 +277,8 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
         "shard": asdict(recipe.options.shard),
     }
     how["rope"] = config.rope_parameters  # with the choice of a long-rope model
-    size = recipe.source.num_bytes(recipe.format, recipe.convert)
+    parts = recipe.options.shard.stages * recipe.options.shard.ranks
+    size = recipe.source.num_bytes(recipe.format, recipe.convert) // parts
 
     def pack_weights(to: ArrayMemory) -> dict[str, Any]:
         return llama_weight_packing.pack(_llama_weights(recipe), to)

@@ -149,16 +149,3 @@ class SafetensorsSource(WeightSource):
         """See ``WeightSource``."""
         tensor: Tensor = self._of[name].get_tensor(name)
         return tensor
-
-
-class ModuleSource(WeightSource):
-    """The tensors of a loaded transformers model."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.dtype = next(iter(tensors.values())).dtype
-
-    def read(self, name: str) -> Tensor:
-        """See ``WeightSource``."""
-        return self._tensors[name].detach()
