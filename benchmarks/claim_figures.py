@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.headlines import stored
@@ -20,12 +19,7 @@ from cospec.simulation.scenario import Scenario
 
 COLLABORATIVE = "collaborative", "collaborative_avx2"  # runs of one benchmark
 Figure = Sequence[float]  # one value, or a value and the ends of its interval
-Find = Callable[[], Figure]
-
-
-def spread(found: Sequence[float]) -> tuple[float, float, float]:
-    """Median, least and most of several settings."""
-    return median(found), min(found), max(found)
+Find = Callable[[], Sequence[Figure]]  # one figure for each setting
 
 
 def inverse(row: Mapping[str, float]) -> tuple[float, float, float]:
@@ -36,43 +30,54 @@ def inverse(row: Mapping[str, float]) -> tuple[float, float, float]:
 def under_load(kernels: str, place: int) -> Find:
     """The default's speed over no speculation, in the worst run; ``place`` counts the rates, slowest first."""
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         runs = [stored(source.file)["rows"] for who, source in MEASURED.items() if who.split(",")[0] == kernels]
-        return min(inverse(rows[place]["auto_over_off"]["mean"]) for rows in runs)
+        return (min(inverse(rows[place]["auto_over_off"]["mean"]) for rows in runs),)
 
     return find
 
 
-def by_rate_and_run() -> list[tuple[float, float, float]]:
-    """The default's speed over the best other length, at each rate of each stored run."""
-    return [inverse(row["paired"]) for source in MEASURED.values() for row in stored(source.file)["rows"]]
+def between() -> Sequence[Figure]:
+    """The default's speed over no speculation, at the rates between the lowest and the highest of each stored run."""
+    return [
+        inverse(row["auto_over_off"]["mean"]) for source in MEASURED.values() for row in stored(source.file)["rows"][1:-1]
+    ]
 
 
-def over_best_lengths() -> Figure:
-    """Of these speeds the median and the extremes."""
-    return spread([middle for middle, _, _ in by_rate_and_run()])
+def over_best_lengths() -> Sequence[Figure]:
+    """The default's speed over the best other length, at each rate of each stored run: ratios of mean latencies."""
+    return [
+        inverse(row["auto_over_best"]["mean"]) for source in MEASURED.values() for row in stored(source.file)["rows"]
+    ]
 
 
-def over_best_length() -> Figure:
-    """The least of these speeds; of so many one is below 1 by chance alone."""
-    return min(by_rate_and_run())
+def pooled(other: str, *systems: str) -> Find:
+    """Throughput of each of some pools over another system, mixed domains."""
 
-
-def pooled(system: str, other: str) -> Find:
-    """Throughput of a pool over another system, mixed domains."""
-
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         pool = Pool(stored("pool"))
-        return (pool.value("tokens_per_s", system) / pool.value("tokens_per_s", other),)
+        return [(pool.value("tokens_per_s", name) / pool.value("tokens_per_s", other),) for name in systems]
 
     return find
 
 
-def on_nodes() -> Figure:
-    """Throughput of CoSine with four and with eight nodes over the best baseline, at a low and at a high load."""
-    sizes = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}
+SIZES = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}  # CoSine with four and with eight nodes, and what it is compared with
+
+
+def on_nodes() -> Sequence[Figure]:
+    """Throughput of CoSine over SpecInfer with as many nodes, at a low and at a high load."""
     loads = [Nodes(stored(name)) for name in NODES]
-    return spread([min(load.over(other, own) for other in others) for load in loads for own, others in sizes.items()])
+    return [(load.over(next(iter(others)), own),) for load in loads for own, others in SIZES.items()]
+
+
+def latency_on_nodes() -> Sequence[Figure]:
+    """The mean latency of the best baseline over CoSine's, at both loads and sizes."""
+    loads = [Nodes(stored(name)) for name in NODES]
+    return [
+        (min(load.value("mean_latency", other) for other in others) / load.value("mean_latency", own),)
+        for load in loads
+        for own, others in SIZES.items()
+    ]
 
 
 def runs_of(name: str) -> Runs:
@@ -90,74 +95,83 @@ def runs_of(name: str) -> Runs:
 def throughput(name: str, system: str, other: str) -> Find:
     """Simulated throughput of a variant over another, at the only load."""
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         runs = runs_of(name)
-        return (runs.throughput(system) / runs.throughput(other),)
+        return ((runs.throughput(system) / runs.throughput(other),),)
 
     return find
 
 
 def offline(other: str) -> Find:
-    """Simulated throughput of CoSine over another system, over the batches."""
+    """Simulated throughput of CoSine over another system, at each batch."""
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         runs = runs_of("cosine-cost")
-        return spread([runs.throughput("cosine", batch) / runs.throughput(other, batch) for batch in BATCHES])
+        return [(runs.throughput("cosine", batch) / runs.throughput(other, batch),) for batch in BATCHES]
 
     return find
 
 
-def at_equal_cost() -> Figure:
-    """CoSine's simulated tokens for a price over those of the cheapest baseline, over the batches."""
+def at_equal_cost() -> Sequence[Figure]:
+    """CoSine's simulated tokens for a price over those of the cheapest baseline, at each batch."""
     runs = runs_of("cosine-cost")
     cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
-    return spread([cheapest[batch] / runs.price("cosine", batch) for batch in BATCHES])
+    return [(cheapest[batch] / runs.price("cosine", batch),) for batch in BATCHES]
 
 
-def latency_of_baselines() -> Figure:
-    """The simulated latency of the fastest baseline over CoSine's, over the batches."""
+def latency_of_baselines() -> Sequence[Figure]:
+    """The simulated latency of the fastest baseline over CoSine's, at each batch."""
     runs = runs_of("cosine-cost")
     fastest = {batch: min(runs.latency(name, batch) for name in BASELINES) for batch in BATCHES}
-    return spread([fastest[batch] / runs.latency("cosine", batch) for batch in BATCHES])
+    return [(fastest[batch] / runs.latency("cosine", batch),) for batch in BATCHES]
 
 
 def online(mode: str, *others: str) -> Find:
-    """The simulated latency of the fastest of some systems over CoSine's fused trees, in a mode of arrival.
+    """The simulated latency of the fastest of some systems over CoSine's fused drafts, in a mode of arrival.
 
     Args:
         others: by name; none: all baselines.
     """
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         runs = runs_of(f"cosine-{mode}")
-        return (min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency("cosine fused"),)
+        return ((min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(cosine_online.COSINE),),)
 
     return find
 
 
-def over_fastest() -> Figure:
-    """The same over all baselines, over the modes of arrival."""
-    return spread([online(mode)()[0] for mode in cosine_online.MODES])
+def over_fastest() -> Sequence[Figure]:
+    """The same over all baselines, in each mode of arrival."""
+    return [figure for mode in cosine_online.MODES for figure in online(mode)()]
 
 
 def blended(setting: str, temperature: float) -> Find:
     """Speed of the default proposals over standard decoding, all domains, one request at a time, in the worst run."""
 
-    def find() -> Figure:
-        return min([ways(name, setting, temperature)["alternate"] for name in COLLABORATIVE])
+    def find() -> Sequence[Figure]:
+        return (min(ways(name, setting, temperature)["alternate"] for name in COLLABORATIVE),)
 
     return find
 
 
 def default_over(other: str, temperatures: Sequence[float]) -> Find:
-    """Speed of the default proposals over another way, contrastive, one request at a time, at some temperatures."""
+    """Speed of the default proposals over another way, contrastive, one request at a time, at some temperatures.
 
-    def find() -> Figure:
+    Both are known as speeds over standard decoding. So the ends are those of each speed's interval over the other's
+    middle, the wider of both: they include 1 where one figure lies in the other's interval.
+    """
+
+    def find() -> Sequence[Figure]:
         found = [ways(name, "contrastive", temperature) for name in COLLABORATIVE for temperature in temperatures]
-        ratios = [each["alternate"][0] / each[other][0] for each in found]
-        return spread(ratios)
+        return [ratio(each["alternate"], each[other]) for each in found]
 
     return find
+
+
+def ratio(own: Figure, base: Figure) -> Figure:
+    """One speed over another, with such ends."""
+    (middle, low, high), (other, least, most) = own, base
+    return middle / other, min(low / other, middle / most), max(high / other, middle / least)
 
 
 def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[float, ...]]:
@@ -179,38 +193,36 @@ def relaxed(lossless: bool) -> Find:
         lossless: only of bounds whose loss on reference answers has an interval that reaches zero.
     """
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         best = fastest_relaxed(stored("dsd_law"), "speed_over_one_target", lossless)["speed_over_one_target"]
-        return best["ratio"], best["low"], best["high"]
+        return ((best["ratio"], best["low"], best["high"]),)
 
     return find
 
 
-def pipelines() -> Figure:
-    """Throughput of all pipelines on two shared cores over turns, batches 8 and 16."""
-    batches = stored("pipelining")["batches"].values()
-    return spread([way["speed"] for found in batches for name, way in found.items() if name.startswith("pipelined")])
+def pipelines() -> Sequence[Figure]:
+    """Throughput of the pipeline over turns at each batch, both with a thread for the drafter."""
+    ways = [found["pipelined, thread"] for found in stored("pipelining")["batches"].values()]
+    return [(way["speed"], *way["speed_interval"]) for way in ways]
 
 
 def compared(name: str, system: str, other: str) -> Find:
     """Speed of a configuration over another one in ``cospec bench compare``."""
 
-    def find() -> Figure:
+    def find() -> Sequence[Figure]:
         for row in stored(name)["ratios"]:
             if (row["system"], row["baseline"], row["cost"]) == (system, other, "time_per_token"):
-                return row["ratio"], row["low"], row["high"]
+                return ((row["ratio"], row["low"], row["high"]),)
         raise LookupError(system)
 
     return find
 
 
-def over_links() -> Figure:
-    """Speed of windows over one token per traversal on 4 and 8 nodes, over all delays of links."""
-    return spread(
-        [
-            row["measured"]["off"]["token"] / row["measured"]["fixed"]["token"]
-            for pipeline in stored("dsd")["pipelines"]
-            for row in pipeline["rows"]
-            if pipeline["nodes"]["count"] >= 4
-        ]
-    )
+def over_links() -> Sequence[Figure]:
+    """Speed of windows over one token per traversal on 4 and 8 nodes, at all delays of links."""
+    return [
+        (row["measured"]["off"]["token"] / row["measured"]["fixed"]["token"],)
+        for pipeline in stored("dsd")["pipelines"]
+        for row in pipeline["rows"]
+        if pipeline["nodes"]["count"] >= 4
+    ]

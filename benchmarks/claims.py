@@ -1,9 +1,11 @@
-"""The headline claims of the five papers, each with our figure and a verdict that follows from the figure."""
+"""The headline claims of the five papers, each with our figures and a verdict that follows from the figures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks import claim_figures as ours
 from benchmarks.headlines import LOADS
@@ -20,9 +22,9 @@ class Claim:
 
     Attributes:
         said: the paper's range, as factors; above 1 is a gain.
-        find: the same factor here, with the ends of its interval where there is one. ``LookupError`` or
-            ``FileNotFoundError``: it was not run.
-        spread: what follows the figure is the least and the most of several settings, not an interval.
+        find: the same factor here, with the ends of its interval where there is one; one for each setting.
+            ``LookupError`` or ``FileNotFoundError``: it was not run.
+        besides: what else the paper has for the claim.
         up_to: the paper claims at most what it says.
         price: what a gain costs here that the paper's gain does not cost.
         comparable: whether both sides are of one kind.
@@ -33,7 +35,7 @@ class Claim:
     said: tuple[float, float]
     how: str
     find: ours.Find
-    spread: bool = False
+    besides: str = ""
     up_to: bool = False
     price: str = ""
     comparable: bool = True
@@ -42,21 +44,31 @@ class Claim:
         """The cells of the table."""
         low, high = self.said
         said = f"{low:.2f}–{high:.2f}×" if low < high else f"{low:g}×" if self.up_to else f"{low:.2f}×"
-        said = f"up to {said}" if self.up_to else said
+        said = (f"up to {said}" if self.up_to else said) + self.besides
         try:
             found = self.find()
         except (LookupError, FileNotFoundError):
             return self.paper, self.what, said, "", "not run", "not shown"
-        form = "[{1:.2f}–{2:.2f}]" if self.spread else "({1:.2f}–{2:.2f})"
-        figure = f"{found[0]:.2f}×" + (f" {form.format(*found)}" if len(found) > 1 else "")
-        return self.paper, self.what, said, figure, self.how, self.judge(found)
+        return self.paper, self.what, said, figure(found), self.how, self.judge(found)
 
-    def judge(self, found: Sequence[float]) -> str:
-        """The last cell."""
+    def judge(self, found: Sequence[ours.Figure]) -> str:
+        """The last cell: the verdict of every setting, with their numbers where they differ."""
         if not self.comparable:
             return "not comparable"
-        judged = verdict(found, self.said[0])
-        return f"a gain, with {self.price}" if self.price and judged in (REACHED, SMALLER) else judged
+        counts = Counter(verdict(each, self.said[0]) for each in found)
+        if len(counts) == 1:
+            (judged,) = counts
+            return f"a gain, with {self.price}" if self.price and judged in (REACHED, SMALLER) else judged
+        return ", ".join(f"{judged} in {count}" for judged, count in counts.most_common()) + f" of {len(found)}"
+
+
+def figure(found: Sequence[ours.Figure]) -> str:
+    """One figure and its interval in round brackets; of several the median, the least and the most in square ones."""
+    if len(found) == 1:
+        middle, *ends = found[0]
+        return f"{middle:.2f}×" + (" ({:.2f}–{:.2f})".format(*ends) if ends else "")
+    middles = [each[0] for each in found]
+    return f"{median(middles):.2f}× [{min(middles):.2f}–{max(middles):.2f}]"
 
 
 def verdict(found: Sequence[float], least: float) -> str:
@@ -80,12 +92,11 @@ CLAIMS = (
     *(Claim("SmartSpec", f"latency over no speculation, {rate} rate, {kernels}{', worst run' * (kernels == FIRST)}",
             said, MEASURED, ours.under_load(kernels, place))
       for rate, place, said in (("lowest", 0, (1.2, 3.2)), ("highest", -1, (1.0, 1.0))) for kernels in LOADS),
-    Claim("SmartSpec", "latency over the best other length or none, 4 rates in 5 runs", (1.0, 1.0), MEASURED,
-          ours.over_best_lengths, spread=True),
-    Claim("SmartSpec", "latency over the best other length, worst of these 20", (1.0, 1.0), MEASURED,
-          ours.over_best_length),
+    Claim("SmartSpec", "latency over no speculation, 8 and 16/s, 5 runs", (1.0, 1.0), MEASURED, ours.between),
+    Claim("SmartSpec", "latency over the best other length or none, 4 rates, 5 runs", (1.0, 1.0), MEASURED,
+          ours.over_best_lengths),
     Claim("Minions", "vote over one drafter, shared cores", (1.10, 1.60), MEASURED,
-          ours.pooled("vote all", "generic")),
+          ours.pooled("generic", "vote all")),
     Claim("Minions", "slope over s = 4, machines apart", (1.06, 1.35), SIMULATED,
           ours.throughput("minions-fig12", "slope in turn", "s=4 in turn")),
     *(Claim("Minions", f"slope over s = 4, shared cores, batch {batch}{words}", (1.06, 1.35), MEASURED,
@@ -93,25 +104,26 @@ CLAIMS = (
       for batch, words in ((1, ""), (8, ", both slower than no drafts"))),
     Claim("Minions", "pipeline (32 requests) over turns (16), machines apart", (1.34, 1.55), SIMULATED,
           ours.throughput("minions-fig12", "slope", "slope in turn")),
-    Claim("Minions", "pipelines over turns, shared cores", (1.34, 1.55), MEASURED, ours.pipelines, spread=True),
-    Claim("CoSine", "throughput of fuse over SpecInfer, shared cores", (1.31, 1.62), MEASURED,
-          ours.pooled("fuse hedge", "union all")),
-    Claim("CoSine", "throughput over the best baseline, nodes", (1.24, 1.46), EMULATED, ours.on_nodes, spread=True),
+    Claim("Minions", "pipeline over turns, shared cores, batches 8 and 16", (1.34, 1.55), MEASURED, ours.pipelines),
+    Claim("CoSine", "throughput of fuse over SpecInfer, shared cores, `hedge` and `explore`", (1.31, 1.62), MEASURED,
+          ours.pooled("union all", "fuse hedge", "fuse explore")),
+    Claim("CoSine", "throughput over SpecInfer, nodes", (1.31, 1.62), EMULATED, ours.on_nodes),
+    Claim("CoSine", "latency over the best baseline, nodes", (1.22, 1.37), EMULATED, ours.latency_on_nodes),
     Claim("CoSine", "throughput over plain decoding, batches 1 to 16", (3.15, 4.71), SIMULATED,
-          ours.offline("plain"), spread=True),
-    Claim("CoSine", "throughput at equal cost", (1.325, 1.325), SIMULATED, ours.at_equal_cost, spread=True, up_to=True),
-    Claim("CoSine", "latency at equal cost, except batch 16", (1.302, 1.302), SIMULATED,
-          ours.latency_of_baselines, spread=True, up_to=True),
+          ours.offline("plain")),
+    Claim("CoSine", "throughput at equal cost", (1.325, 1.325), SIMULATED, ours.at_equal_cost, up_to=True),
+    Claim("CoSine", "latency at equal cost (batch 16: a baseline costs 7% less)", (1.302, 1.302), SIMULATED,
+          ours.latency_of_baselines, up_to=True),
     *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"))
       for mode, said in (("low", (1.2, 1.5)), ("high", (1.3, 1.6)), ("fluctuating", (1.2, 1.4)))),
     Claim("CoSine", "latency over the fastest other system, these arrivals", (1.2, 1.6), SIMULATED,
-          ours.over_fastest, spread=True),
-    Claim("DSD", "speed over plain decoding, no links", (1.91, 2.56), MEASURED,
-          ours.compared("compare_batch1", "draft-4", "off")),
-    Claim("DSD", "speed over plain decoding, 4 and 8 nodes", (1.91, 2.56), EMULATED, ours.over_links,
-          spread=True, comparable=False),
+          ours.over_fastest),
+    Claim("DSD", "speed over plain decoding, no links, γ = 8, T = 1", (1.91, 2.59), MEASURED,
+          ours.compared("compare_draft8_t1", "draft-8", "off"), comparable=False),
+    Claim("DSD", "speed over plain decoding, 4 and 8 nodes", (1.91, 2.59), EMULATED, ours.over_links,
+          comparable=False),
     Claim("DSD", "adaptive over ordinary speculation, no clear loss", (1.15, 1.20), MEASURED, ours.relaxed(True),
-          up_to=True),
+          up_to=True, besides="; tables 0.98–1.07×"),
     Claim("DSD", "adaptive over ordinary speculation, any loss", (1.15, 1.20), MEASURED, ours.relaxed(False),
           up_to=True, price="a loss of quality"),
     Claim("CoS", "target and adapter, T = 1, over standard, worse run", (1.34, 1.62), MEASURED,
@@ -119,7 +131,7 @@ CLAIMS = (
     Claim("CoS", "contrastive, T = 0, over standard, worse run", (1.26, 2.23), MEASURED,
           ours.blended("contrastive", 0.0)),
     Claim("CoS", "contrastive, T = 0, alternating over one proposer", (1.04, 1.16), MEASURED,
-          ours.default_over("naive", (0.0,)), spread=True),
+          ours.default_over("naive", (0.0,))),
     Claim("CoS", "contrastive over plain speculation, both T", (1.01, 1.56), MEASURED,
-          ours.default_over("plain", (0.0, 1.0)), spread=True),
+          ours.default_over("plain", (0.0, 1.0))),
 )  # fmt: skip

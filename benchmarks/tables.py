@@ -28,6 +28,8 @@ EIGHT = f"generate=transformers batching=transformers-continuous {OURS}"
 SLOPE = """'off={"speculative_config": {"method": "off"}}'
 'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
 'slope={"speculative_config": {"method": "draft_model", "policy": "slope", "num_speculative_tokens": 8}}' auto=cospec"""
+EIGHT_TOKENS = """'off={"speculative_config": {"method": "off"}}'
+'draft-8={"speculative_config": {"method": "draft_model", "policy": "fixed", "num_speculative_tokens": 8}}'"""
 COMMANDS = {
     "compare_batch1": f"bench compare {ONE} {ONE_REQUEST}",
     "compare_batch8": f"bench compare {EIGHT} {EIGHT_REQUESTS}",
@@ -35,6 +37,7 @@ COMMANDS = {
     "compare_batch8_avx2": f"bench compare {AVX2} {EIGHT_REQUESTS}",
     "compare_slope_batch1": f"bench compare {SLOPE} {ONE_REQUEST}",
     "compare_slope_batch8": f"bench compare {SLOPE} {EIGHT_REQUESTS}",
+    "compare_draft8_t1": f"bench compare {EIGHT_TOKENS} {ONE_REQUEST} --temperature 1",
     "roofline": "bench roofline zoo",
     "roofline_fp32": "bench roofline zoo --dtype float32",
 }

@@ -17,6 +17,7 @@ from benchmarks.common import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = RESULTS / "papers"
+PLOT = "a plot"  # the paper shows the figure without a number
 
 
 class How(StrEnum):
@@ -86,6 +87,11 @@ class Page:
 def paragraph(*sentences: str) -> str:
     """The text of a section; sentences without figures are empty and left out."""
     return " ".join(filter(None, sentences))
+
+
+def unclear(low: float, high: float) -> str:
+    """Words after an interval of a ratio that includes 1; else empty."""
+    return ", no clear difference" if low <= 1.0 <= high else ""
 
 
 def save(page: Page, folder: Path = PAGES) -> Path:

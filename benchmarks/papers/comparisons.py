@@ -7,6 +7,7 @@ from benchmarks.papers.sources import Found, Source
 COMPARED = {
     batch: Source(f"compare_batch{batch}", f"python -m benchmarks --run compare_batch{batch}") for batch in (1, 8)
 }
+EIGHT_TOKENS = Source("compare_draft8_t1", "python -m benchmarks --run compare_draft8_t1")
 PLAIN, DRAFTED = "off", "draft-4"
 
 
@@ -22,11 +23,11 @@ def over_plain(found: Found) -> str:
     raise KeyError(DRAFTED)
 
 
-def in_domain(found: Found, domain: str) -> str:
+def in_domain(found: Found, domain: str, drafted: str = DRAFTED) -> str:
     """The same of one domain's requests: mean seconds over mean seconds, as all write equally many tokens."""
     runs = {run["label"]: run["by_category"][domain] for run in found["runs"]}
-    length = runs[DRAFTED]["speculation"]["mean_acceptance_length"]
-    ratio = runs[PLAIN]["mean_e2el_ms"] / runs[DRAFTED]["mean_e2el_ms"]
+    length = runs[drafted]["speculation"]["mean_acceptance_length"]
+    ratio = runs[PLAIN]["mean_e2el_ms"] / runs[drafted]["mean_e2el_ms"]
     return f"{ratio:.2f}× (acceptance length {length:.2f})"
 
 

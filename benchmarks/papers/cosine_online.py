@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.papers.common import Row, Section
-from benchmarks.papers.cosine_nodes import WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import NO_ALGORITHM_2, WHOLE_DRAFTS
 from benchmarks.papers.cosine_parts import PARTS
-from benchmarks.papers.scenarios import Runs, scenario
+from benchmarks.papers.scenarios import FOLDER, Runs, inputs, scenario
 from benchmarks.papers.sources import Found, Results, Source
+from cospec.simulation.scenario import Scenario
 
 MODES = {name: scenario(f"cosine-{name}") for name in ("low", "high", "fluctuating")}
 PAPERS = {"low": "1.2 to 1.5×", "high": "1.3 to 1.6×", "fluctuating": "1.2 to 1.4×"}
+SEQUENCES = Scenario.read(FOLDER / "cosine-high.yaml").max_num_seqs
 SPECINFER = "specinfer"  # trees of all drafters in turn with verification, the paper's strongest baseline
 BASELINES = {  # variants of the scenarios
     "off": "plain decoding",
@@ -20,7 +22,13 @@ BASELINES = {  # variants of the scenarios
     SPECINFER: "SpecInfer",
     "pipeinfer": "PipeInfer",
 }
-POOLS = {"cosine": "vote", "cosine ahead": "vote, drafting ahead", "cosine fused": "fuse"}
+COSINE = "cosine fused goodput"  # the paper's combiner, with load control
+POOLS = {
+    "cosine": "vote",
+    "cosine ahead": "vote, drafting ahead",
+    "cosine fused": "fuse, trees of one size",
+    COSINE: "fuse, lengths and drafters by goodput",
+}
 WORDS = BASELINES | POOLS
 
 
@@ -36,8 +44,8 @@ def online(results: Results) -> Section:
         "refuted window is in the target; DSD's page has several windows and the early exit. Drafts are recorded, as "
         "in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv 2510.20064). `vote` has "
         "lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees of at most ten tokens at "
-        "every load; the paper's adaptive speculation (algorithm 2) is left out. "
-        f"{WHOLE_DRAFTS} In brackets are the target's mean batch, the drafted tokens of a request and the acceptance "
+        f"every load. {NO_ALGORITHM_2} {WHOLE_DRAFTS} Links take 0 ms, and at most {SEQUENCES} requests are in the engine. "
+        f"{inputs()} The paper's online tests take 2 hours (6.1) or 240 minutes (6.3). In brackets are the target's mean batch, the drafted tokens of a request and the acceptance "
         "length. Low is 2 requests/s, high 16. Fluctuating is 15 s of 2/s and 8 s of 20/s. Pipelining halves batches."
         f"{results.sentence(PARTS, pipelined)} Trees make verification expensive at high load, so SpecInfer is the "
         "slowest system at high and fluctuating arrivals.",

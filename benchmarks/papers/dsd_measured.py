@@ -44,9 +44,9 @@ def section(results: Results) -> Section:
         "40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. Tokens a traversal are all tokens over all "
         "traversals. A node takes as long for a window as for one token, which equation 9 denies. One window in "
         "flight carries all requests, and a node takes as long for all as for one. So windows in flight have little "
-        "to gain here; most of the rest follows from the shares in brackets, which are chance. A traversal commits the "
-        "*kept* tokens; *drafted* tokens were proposed for it. t₀ is the time of the whole pipeline, so t₀ / N is that "
-        "of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and prints no "
+        "to gain here. Their rows have the tokens of a request and traversal, which are chance, and the ratio by these "
+        "alone. What is left of a ratio was not measured by parts. "
+        "t₀ is the time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and prints no "
         "delays, so no row is of its kind.",
     )
 
@@ -115,15 +115,19 @@ def speed_of(nodes: Nodes, row: Found) -> str:
 
 
 def gain(found: Found, count: int, name: str) -> str:
-    """Throughput with windows in flight over another way at the slowest links, and the acceptance of both."""
+    """Throughput with windows in flight over another way at the slowest links, and the tokens of a traversal of both.
+
+    With one window in flight a traversal carries all requests.
+    """
     for pipeline in found["pipelines"]:
         if pipeline["nodes"]["count"] == count:
             together = pipeline["rows"][-1]["together"]
             flying, other = together["windows in flight"], together[name]
-            share = f"kept over drafted {kept(flying) / flying['depth']:.2f}"
+            tokens = f"{kept(flying):.2f} tokens of a request and traversal"
             if other["depth"]:
-                share += f", {kept(other) / other['depth']:.2f} with one in flight"
-            return f"{other['token'] / flying['token']:.2f}× ({share})"
+                alone = kept(other) / count
+                tokens += f", {alone:.2f} with one in flight, by these alone {kept(flying) / alone:.2f}×"
+            return f"{other['token'] / flying['token']:.2f}× ({tokens})"
     raise KeyError(count)
 
 

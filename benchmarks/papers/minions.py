@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Section
+from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.confidences import by_length
 from benchmarks.papers.minions_systems import VOTE, servers, specinfer
-from benchmarks.papers.not_run import remaining
+from benchmarks.papers.not_run import not_run, remaining
 from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -23,6 +23,7 @@ SLOPES = {
 }
 SOURCES = (LENGTHS,)
 DEFAULT = "s=4"  # the paper's default length
+REFERENCE, CHOSEN = "sequential", "auto, process"
 
 
 def page(results: Results) -> Page:
@@ -35,7 +36,7 @@ def page(results: Results) -> Page:
         selector(results),
         specinfer(results),
         overhead(results),
-        remaining("minions"),
+        remaining(results, "minions"),
     )
     return Page("minions", "Minions", sections, results.here)
 
@@ -112,12 +113,20 @@ def breakdown(results: Results) -> Section:
             for batch in (8, 16)
         ),
     )
+    rows += (
+        not_run(
+            "All parts: over the default system",
+            "1.99× (OPT-13B), 2.63× (Llama2-70B), computed from the parts",
+            "Vote, slope and pipeline were not run together.",
+        ),
+    )
     text = (
         "The paper's figures are of the finance set at batch 16, each part on top of the parts above; it votes over "
         "three models. Our vote is over four models and prompt lookup; all five draft for every request. The simulated "
         "pipelines have 32 requests in the engine, the systems in turn 16. *Overlap* is the busy time of drafter and "
         "target together over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference. "
-        "*Thread*, *process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order."
+        "*Thread*, *process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order. "
+        f"{results.sentence(PIPELINE, placed)}"
     )
     return Section("Figure 10: what each part brings to throughput", rows, text)
 
@@ -160,7 +169,7 @@ def selector(results: Results) -> Section:
     rows = [
         results.row(
             f"Throughput with {name}, tokens/s",
-            "",
+            PLOT if name != "goodput" else "",
             LENGTHS,
             lambda found, name=name: f"{Runs(found).throughput(name):.0f}",
         )
@@ -168,7 +177,7 @@ def selector(results: Results) -> Section:
     ]
     rows.append(
         results.row(
-            "Best fixed length",
+            "Best fixed length, of even lengths",
             "OPT-13B at batch 16: 6 (finance), 5 (dialogue); Llama2-70B on dialogue: 5 at batch 8, 2 at batch 16",
             LENGTHS,
             lambda found: max(fixed_lengths(Runs(found)), key=Runs(found).throughput),
@@ -176,7 +185,7 @@ def selector(results: Results) -> Section:
     )
     rows += [
         results.row(
-            f"{name} over the best fixed length",
+            f"{name} over the best even length",
             "close to 1" if name == "slope" else "",
             LENGTHS,
             lambda found, name=name: over_best(Runs(found), name),
@@ -221,11 +230,9 @@ def overhead(results: Results) -> Section:
 
 
 def voted(found: Found) -> str:
-    """About how long voting and a step take: a step writes ``tokens_per_call`` tokens for each request of the batch."""
+    """About how long voting and a step take."""
     pool = Pool(found)
-    speed, tokens = (pool.value(figure, VOTE) for figure in ("tokens_per_s", "tokens_per_call"))
-    step = 1e3 * found["options"]["batch"] * tokens / speed
-    return f"about {pool.at(VOTE)['own_share'] * step:.1f} ms of {step:.1f} ms"
+    return f"about {pool.own_ms(VOTE):.1f} ms of {pool.step_ms(VOTE):.1f} ms"
 
 
 def gain(runs: Runs, ours: str, other: str) -> str:
@@ -288,9 +295,25 @@ def pipelined(found: Found, batch: int) -> str:
     ways = found["batches"][str(batch)]
     cells = []
     for name, way in ways.items():
-        low, high = (end - 1 for end in way["speed_interval"])
-        cells.append(f"{name} {way['speed'] - 1:+.1%} ({low:+.1%} to {high:+.1%}, overlap {way['overlap']:.2f})")
+        low, high = way["speed_interval"]
+        words = "" if name == REFERENCE else unclear(low, high)
+        ends = f"{low - 1:+.1%} to {high - 1:+.1%}"
+        cells.append(f"{name} {way['speed'] - 1:+.1%} ({ends}{words}, overlap {way['overlap']:.2f})")
     return "; ".join(cells)
+
+
+def placed(found: Found) -> str:
+    """What another process costs, and what the pipeline costs besides, where the engine chose to take turns there."""
+    ways = list(found["batches"].values())
+    if any(way[CHOSEN]["at_work"]["round"] != REFERENCE for way in ways):
+        raise LookupError(CHOSEN)
+    place = " and ".join(f"{way[CHOSEN]['speed']:.2f}" for way in ways)
+    rest = " and ".join(f"{way['pipelined, process']['speed'] / way[CHOSEN]['speed']:.2f}" for way in ways)
+    thread = " and ".join(f"{way['pipelined, thread']['speed']:.2f}" for way in ways)
+    return (
+        f"With *auto* the engine chose to take turns. So a process for the drafter costs: {place} of the speed. The "
+        f"pipeline leaves {rest} of that, and with a thread {thread}."
+    )
 
 
 if __name__ == "__main__":

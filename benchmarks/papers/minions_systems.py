@@ -16,9 +16,9 @@ SERVERS = {
 REASON = "No model of 13 or 70 billion parameters was run, and neither TensorRT-LLM, FastGen nor TGI."
 PAPERS = {
     "Figure 8, latency, Llama2-70B": "vLLM 3.81, 4.06, 3.98× (on average 3.10, 2.86, 2.70×); TensorRT-LLM 3.11, 2.91, "
-    "2.84×; FastGen 7.06, 4.48, 5.62×; TGI 3.70, 3.99, 3.89×",
+    "2.84×, below 1 on some sets at batch 32 (model not named); FastGen 7.06, 4.48, 5.62×; TGI 3.70, 3.99, 3.89×",
     "Figure 8, latency, OPT-13B": "vLLM 4.22, 4.33, 3.75×; TensorRT-LLM 2.21, 2.78, 1.99×, below 1 on some sets at "
-    "batch 32; FastGen 4.99, 4.74, 4.71×; TGI 5.70, 5.88, 5.18×",
+    "batch 32 (model not named); FastGen 4.99, 4.74, 4.71×; TGI 5.70, 5.88, 5.18×",
     "Figure 9, throughput, Llama2-70B": "vLLM 3.71, 3.95, 3.88× (on average 3.02, 2.76, 2.69×); TensorRT-LLM 3.00, "
     "2.71, 2.71×, below 1 on some sets at batch 32; FastGen 6.84, 4.39, 5.25×; TGI 3.60, 3.88, 3.81×",
     "Figure 9, throughput, OPT-13B": "vLLM 4.18, 4.17, 3.83×; TensorRT-LLM 2.17, 2.64, 2.03×, below 1 on some sets at "
@@ -86,7 +86,8 @@ def specinfer(results: Results) -> Section:
             "OPT-13B, batch 32: 6.34 to 8.89×",
             source,
             lambda found: f"{Runs(found).latency('specinfer') / Runs(found).latency('cosine'):.2f}×",
-            "a 70B target with assumed times, recorded drafts",
+            "another load: the paper has a fixed batch of 32; a 70B target with assumed times, recorded drafts; "
+            "the row of CoSine's figure 7 again",
         )
         for mode, source in MODES.items()
     ]

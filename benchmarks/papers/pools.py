@@ -56,6 +56,19 @@ class Pool:
         )
         return f"{speed:.2f}× = {tokens:.2f}× tokens per step · {speed / tokens:.2f}× steps per second"
 
+    def step_ms(self, system: str) -> float:
+        """About the milliseconds of a step, which writes ``tokens_per_call`` tokens for each request of the batch."""
+        tokens, speed = (self.value(figure, system) for figure in ("tokens_per_call", "tokens_per_s"))
+        return float(1e3 * self.found["options"]["batch"] * tokens / speed)
+
+    def own_ms(self, system: str) -> float:
+        """About the milliseconds of a step that the pool takes for routing, weights and combining."""
+        return float(self.at(system)["own_share"] or 0.0) * self.step_ms(system)
+
+    def step(self, system: str) -> str:
+        """Both, in words."""
+        return f"{self.step_ms(system):.1f} ms, {self.own_ms(system):.1f} ms of them the pool's own work"
+
     def best_single(self, workload: str = MIXED) -> str:
         """The drafter with the longest accepted drafts."""
         if not self.drafters:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import ROOT
 from benchmarks.papers.common import How
 from benchmarks.papers.sources import Found, Source
@@ -13,6 +15,7 @@ from cospec.simulation.run import simulate
 from cospec.simulation.scenario import Scenario
 
 FOLDER = ROOT / "examples" / "scenarios"
+RECORDING = FOLDER / "zoo-drafts.npz"
 
 
 def scenario(name: str) -> Source:
@@ -39,6 +42,12 @@ def described(given: Scenario) -> Mapping[str, Any]:
     """A scenario as its results hold it, without the words about it."""
     dumped = given.model_dump(mode="json", exclude_defaults=True)
     return {key: value for key, value in dumped.items() if key != "description"}
+
+
+def inputs() -> str:
+    """Words on the prompts of the recorded drafts."""
+    lengths = np.load(RECORDING)["lengths"][:, 0]
+    return f"Inputs have {lengths.min()} to {lengths.max()} tokens, {lengths.mean():.0f} in the mean."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,10 @@ class Runs:
         """Tokens per second."""
         return float(self.at(variant, load)["throughput"])
 
+    def served(self, variant: str) -> float:
+        """The most requests per second that a variant served at any load."""
+        return max(float(self.at(variant, load)["requests_per_second"]) for load in self.loads)
+
     def price(self, variant: str, load: float | None = None) -> float:
         """Price of a million tokens.
 
@@ -83,6 +96,14 @@ class Runs:
             KeyError: the scenario has no prices.
         """
         return float(self.at(variant, load)["price_per_million_tokens"])
+
+    def forward(self, variant: str, load: float | None = None) -> float:
+        """Mean seconds of a forward of the target.
+
+        Raises:
+            KeyError: the stored runs have no idle time.
+        """
+        return 1.0 / self._parts(variant, load)[3]
 
     def by_parts(self, variant: str, other: str, load: float | None = None) -> str:
         """Throughput over that of another variant, as the exact product of its parts.

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Row, Section, paragraph
+from benchmarks.papers.common import PLOT, Page, Row, Section, paragraph
 from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
-from benchmarks.papers.not_run import remaining
+from benchmarks.papers.not_run import not_run, remaining
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.smartspec_rates import SIMULATED, rates, simulated_curves
 from benchmarks.papers.sources import Found, Results, Source
@@ -30,6 +30,7 @@ GRID, ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for number
 ZOO = scenario("zoo")
 HEADS = Source("heads", "python -m benchmarks.heads")
 SOURCES = (
+    figures.GRANULARITY,
     *(GRID, *SIMULATED.values(), large_targets.MIXTURE, figures.LOOKUP),
     *(ORACLE, TREES, TREES_LESS, ZOO, figures.PROFILE),
 )
@@ -48,7 +49,7 @@ def page(results: Results) -> Page:
         heads(results),
         expectations(results),
         distributions(results),
-        remaining("smartspec"),
+        remaining(results, "smartspec", *sentences(results)),
     )
     return Page("smartspec", "SmartSpec", sections, results.here)
 
@@ -87,7 +88,7 @@ def lengths(results: Results) -> Section:
         rows.append(
             results.row(
                 f"Tokens per second at batch {load:g}, best fixed length",
-                "",
+                PLOT,
                 GRID,
                 lambda found, load=load: figures.best_fixed(Runs(found), load),
             )
@@ -218,7 +219,7 @@ def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
     rows += [
         results.row(
             f"Speedups at {load:g}/s ({who})",
-            "",
+            PLOT,
             source,
             lambda found, load=load: simulated_curves(found).row(load),
         )
@@ -263,7 +264,7 @@ def trees(results: Results) -> Section:
             rows += [
                 results.row(
                     f"α {alpha}, {load:g}/s: {what}",
-                    paper if load > 8 else "",
+                    paper if load > 8 else PLOT,
                     source,
                     lambda found, load=load, pick=pick: figures.listed(Runs(found), load, pick),
                 )
@@ -273,8 +274,24 @@ def trees(results: Results) -> Section:
         "Figures 15 and 16: Medusa's trees by request rate",
         tuple(rows),
         "The 7B target of figure 11 has three heads whose tokens are each right with probability α. *top-2* and "
-        "*top-3* are full trees. *Tokens of a batch* counts prompts too. *Scored tokens per sequence* is the mean of "
+        "*top-3* are full trees. "
+        f"{overloaded(results)}*Tokens of a batch* counts prompts too. *Scored tokens per sequence* is the mean of "
         "the last token and the draft, a step.",
+    )
+
+
+def overloaded(results: Results) -> str:
+    """How many requests full trees serve at most; empty where a figure was not simulated."""
+    found = [results.read(source) for source in (TREES, TREES_LESS)]
+    if None in found:
+        return ""
+    cells = [
+        f"*{name}* " + " and ".join(f"{Runs(each).served(name):.1f}" for each in found if each)
+        for name in ("top-2", "top-3")
+    ]
+    return (
+        f"At α 0.8 and 0.6 they serve at most so many requests/s: {', '.join(cells)}. Above, latency is of a growing "
+        "queue, which the paper leaves out (section 7.2). "
     )
 
 
@@ -307,6 +324,32 @@ def repeated(found: Found) -> str:
     return (
         "Speeds ran once, one kind of draft after another. "
         f"Equal trees differ by up to {most:.0%}, so compare acceptance lengths."
+    )
+
+
+def sentences(results: Results) -> tuple[Row, ...]:
+    """What the paper's text claims in passing."""
+    simulated_zoo = results.read(ZOO)
+    below = results.sentence(SERVED, lambda found: figures.unfitted_errors(found, simulated_zoo))
+    found = results.read(figures.GRANULARITY)
+    rows = [
+        results.row(
+            f"Section 5: speedup with acceptance rates by request, and with one for all, {load:g}/s",
+            "similar gains",
+            figures.GRANULARITY,
+            lambda found, load=load: figures.granularities(Runs(found), load),
+            "a third of the requests each with an acceptance of 0.5, 0.7 and 0.9, the 7B target of figure 11",
+        )
+        for load in (Runs(found).loads if found else (8.0,))
+    ]
+    return (
+        *rows,
+        not_run(
+            "Section 7.2: simulated latency above the service rate",
+            "under-predicted",
+            "No stored run is above the server's service rate."
+            + (f" Below it the scenario that was not fitted is off by {below}." if below else ""),
+        ),
     )
 
 
