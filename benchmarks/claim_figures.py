@@ -40,7 +40,9 @@ def under_load(kernels: str, place: int) -> Find:
 def between() -> Sequence[Figure]:
     """The default's speed over no speculation, at the rates between the lowest and the highest of each stored run."""
     return [
-        inverse(row["auto_over_off"]["mean"]) for source in MEASURED.values() for row in stored(source.file)["rows"][1:-1]
+        inverse(row["auto_over_off"]["mean"])
+        for source in MEASURED.values()
+        for row in stored(source.file)["rows"][1:-1]
     ]
 
 

@@ -117,9 +117,8 @@ class Collaborations:
         """
         found = {}
         for row in (row for row in self.rows(temperature, batch) if "calls_per_token" in row):
-            calls = [1.0] * len(row["theory"]["gammas"])
-            if method != "standard":
-                calls = list(row["calls_per_token"][method].values())
+            each = row["calls_per_token"]
+            calls = [1.0] * len(each["alternate"]) if method == "standard" else list(each[method].values())
             c, proposer = row["theory"]["c"], row["theory"]["proposer"]
             small = c if proposer >= models else 1.0 / c
             found[row["domain"]] = sum(calls[:models]) + small * sum(calls[models:])
@@ -208,7 +207,8 @@ def proposals(row: Found) -> str:
     theory = row["theory"]
     gammas, names = theory["gammas"], list(row["calls_per_token"]["alternate"])
     if theory["form"] == "naive":
-        return f"one proposer, {names[theory['proposer']]}, of {gammas[theory['proposer']]} tokens"
+        length = gammas[theory["proposer"]]
+        return f"one proposer, {names[theory['proposer']]}, of {length} token{'s' if length > 1 else ''}"
     return f"to alternate, lengths {', '.join(map(str, gammas))}" if theory["form"] == "alternate" else "no proposals"
 
 

@@ -89,7 +89,9 @@ def bounded(found: Found) -> str:
     """Whether 1.8 is possible for any drafter."""
     limits = [most(row_of(found, name, temperature)) for temperature in TEMPERATURES for name in DRAFTERS]
     reach = "no" if max(limits) < PAPERS_RATIO else "not every"
-    return f"So {reach} drafter could reach {PAPERS_RATIO:g} here; the limits are {min(limits):.2f} to {max(limits):.2f}."
+    return (
+        f"So {reach} drafter could reach {PAPERS_RATIO:g} here; the limits are {min(limits):.2f} to {max(limits):.2f}."
+    )
 
 
 def distributions(results: Results) -> Section:

@@ -13,7 +13,7 @@ from benchmarks.papers.cosine_stages import STAGES, stages
 from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import DOMAINS, POOL, Pool
+from benchmarks.papers.pools import DOMAINS, POOL, Pool, age
 from benchmarks.papers.smartspec_figures import PROFILE
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -21,7 +21,7 @@ CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo 
 RANGE = "1.73 to 3.20"  # of trained drafters; the paper decodes greedily
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
-LONGEST = 12  # tokens of a verification that is like the paper's
+SHORTEST, LONGEST = 5, 12  # tokens of a verification that is like the paper's
 SOURCES = (*MODES.values(), PARTS, STAGES, cosine_offline.OFFLINE, *QWEN.values())
 
 
@@ -70,7 +70,8 @@ def drafters(results: Results) -> Section:
         "Table 2 and figure 3(a): every drafter on every domain, mean acceptance length",
         tuple(rows),
         "Drafts have four tokens. One drafter is generic, one is trained for each domain, and *copy* is prompt lookup. "
-        "The paper's range is of six drafters with domains of their own, tuned on five sets of questions. The paper calls its number an "
+        "The paper's range is of six drafters with domains of their own, tuned on five sets of questions. The paper "
+        "calls its number an "
         "acceptance ratio and does not say whether the target's token counts. Ours counts the target's token; *best "
         f"over worst* is given both ways. {results.sentence(POOL, sizes)}",
     )
@@ -153,7 +154,8 @@ def ablation(results: Results) -> Section:
     return Section(
         "Ablation and second figure 6: on two shared cores",
         tuple(rows),
-        "Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch 8. The drafters are models, "
+        f"{results.sentence(POOL, age)} Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch "
+        f"8. The drafters are models, "
         "without prompt lookup, and fuse token by token. No routing asks all drafters. No fusion merges the drafts as "
         "trees; on nodes, above, no fusion is one drafter per request. The paper's first part is the whole cooperative "
         "generation, which is more than routing.",
@@ -187,7 +189,7 @@ def verification(found: Found) -> str:
     cells = [
         f"{tokens} tokens after {context}: {tokens * seconds[context, 1] / seconds[context, tokens]:.1f}×"
         for context, tokens in sorted(seconds)
-        if tokens > 1 and (context, 1) in seconds and tokens <= LONGEST
+        if (context, 1) in seconds and SHORTEST <= tokens <= LONGEST
     ]
     if not cells:
         raise KeyError("samples")
@@ -219,7 +221,7 @@ def sizes(found: Found) -> str:
     options = found["options"]
     return (
         f"{options['prompts']} prompts of each workload, {options['tokens']} tokens, {options['repeats']} repeats. "
-        "Ratios of throughput are of medians and have no intervals."
+        f"Ratios of throughput are of medians and have no intervals. {age(found)}"
     )
 
 

@@ -15,7 +15,7 @@ WITHOUT = {  # variants, and what each is a part of
     "without routing": FUSED,
     "without fusion": FUSED,
     "without pipelining": FUSED,
-    "without adaptive participation": "cosine",
+    "without adaptive participation": "cosine",  # of vote
 }
 PAPERS = {"price of a million tokens": "table 3, a picture without numbers"}
 FIGURES: dict[str, Callable[[Runs, str], str]] = {

@@ -45,7 +45,7 @@ def throughputs(results: Results) -> Section:
             "CoSine 23%, baselines 43%",
             OFFLINE,
             lambda found: ", ".join(growth(Runs(found), name) for name in Runs(found).variants),
-            "in brackets the mean time of a forward of the target, which verifies all drafted tokens",
+            "forwards verify more tokens; CoSine's requests also wait for a target that has no idle time left",
         ),
         *steps(results, OFFLINE),
     ]
@@ -199,11 +199,12 @@ def prices(results: Results) -> Section:
 
 
 def growth(runs: Runs, name: str) -> str:
-    """By how much latency, and the mean time of a forward of the target, grow from the least batch to the largest."""
+    """How much latency and the target's forward grow from the least batch to the largest, and how the target idles."""
     first, last = BATCHES[0], BATCHES[-1]
     latency = runs.latency(name, last) / runs.latency(name, first) - 1
     forward = runs.forward(name, last) / runs.forward(name, first) - 1
-    return f"{name} {latency:+.0%} (forward {forward:+.0%})"
+    idle = " to ".join(f"{runs.at(name, batch)['target_idle']:.0%}" for batch in (first, last))
+    return f"{name} {latency:+.0%} (forward {forward:+.0%}, target idle {idle})"
 
 
 def by_batch(runs: Runs, name: str) -> str:

@@ -46,7 +46,8 @@ def section(results: Results) -> Section:
         "flight carries all requests, and a node takes as long for all as for one. So windows in flight have little "
         "to gain here. Their rows have the tokens of a request and traversal, which are chance, and the ratio by these "
         "alone. What is left of a ratio was not measured by parts. "
-        "t₀ is the time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. The paper's table 2 has links of 100 Gbit/s and prints no "
+        "t₀ is the time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. "
+        "The paper's table 2 has links of 100 Gbit/s and prints no "
         "delays, so no row is of its kind.",
     )
 

@@ -165,17 +165,21 @@ def test_a_length_that_is_faster_again_has_no_single_rate(room: Room) -> None:
 
 def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None:
     theory: dict[str, Any] = {"theorem 3.1": 1.5, "theorem 3.6": 1.9, "naive process": 2.0, "alternate process": 2.5}
-    theory |= {"naive measured": 1.6, "alternate measured": 1.8, "gammas": [0, 5], "proposer": 1}
+    theory |= {"naive measured": 1.6, "alternate measured": 1.8, "gammas": [1, 1], "proposer": 1}
+    theory |= {"alpha": [0.7, 0.7], "c": 1.0}
+    calls = {"alternate": {"big": 0.5, "small": 1.0}}
 
     def found(form: str) -> Any:
         row = {"batch": 1, "temperature": 1.0, "domain": "code", "theory": {**theory, "form": form}}
+        row["calls_per_token"] = calls
         return room.collaborations.Collaborations({"settings": {"two": [row]}}, "two")
 
     alternates, naive = found("alternate"), found("naive")
     assert "1.90×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2)
     assert "1.90×" not in naive.theory("alternate", "theorem 3.6", 1.0, 2)
     assert "1.50×" in naive.theory("naive", "theorem 3.1", 1.0, 2)
-    assert naive.chosen(1.0, 1) != alternates.chosen(1.0, 1)
+    assert "count 1.54×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2), "one token each at one cost"
+    assert "one proposer, small, of 1 token" in naive.chosen(1.0, 1) and "small" not in alternates.chosen(1.0, 1)
     assert alternates.alternates(1.0) and not naive.alternates(1.0)
 
 
@@ -197,6 +201,24 @@ def test_a_loss_is_explained_by_the_calls_and_their_cost(room: Room) -> None:
     assert "not known" in found.loss("plain", 0.0, 1), "the calls of its drafter are not counted"
     speeds["naive"] = [1.4, 1.3, 1.5]
     assert found.loss("naive", 0.0, 1) == ""
+
+
+def test_groups_of_requests_have_no_interval_and_a_loss_together_its_reason(room: Room) -> None:
+    speeds = {"alternate": [0.9, 0.85, 0.95]}
+    theory = {"c": 0.1, "proposer": 1}
+
+    def found(big: float) -> Any:
+        where: dict[str, Any] = {"batch": 8, "temperature": 0.0, "over_standard": speeds}
+        calls = {"alternate": {"big": big, "small": 1.0}}
+        rows = [where | {"domain": domain, "calls_per_token": calls, "theory": theory} for domain in ("code", "math")]
+        return room.collaborations.Collaborations({"settings": {"two": [*rows, where | {"domain": "all"}]}}, "two")
+
+    said = found(1.2).over_standard("alternate", 0.0, 8)
+    assert "code 0.90× [0.85 and 0.95]" in said and "all 0.90× (0.85 to 0.95)" in said
+    assert "have 0.85 and 0.85" in found(1.2).slower_together(0.0, 1), "1.1 calls over 1.3"
+    assert "lengths loses" in found(1.2).slower_together(0.0, 1) and "lengths" not in found(0.5).slower_together(0.0, 1)
+    speeds["alternate"] = [1.1, 1.0, 1.2]
+    assert found(1.2).slower_together(0.0, 1) == ""
 
 
 def test_tokens_a_traversal_belong_to_the_time_of_a_token(room: Room) -> None:

@@ -88,17 +88,42 @@ def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
     assert claims.verdict((1.4, 0.9, 1.9), 1.3) == claims.verdict((0.96,), 1.3) == claims.UNCLEAR
     assert claims.verdict((0.8, 0.7, 0.9), 1.3) == claims.verdict((0.8,), 1.3) == claims.LOSS
 
-    def missing() -> Sequence[float]:
+    def missing() -> Sequence[Sequence[float]]:
         raise LookupError
 
-    def gain() -> Sequence[float]:
-        return 1.4, 1.2, 1.6
+    def gain() -> Sequence[Sequence[float]]:
+        return ((1.4, 1.2, 1.6),)
 
     assert claims.Claim("P", "c", (1.2, 1.5), "measured", missing).cells()[3] == ""
-    apart = claims.Claim("P", "c", (1.5, 1.5), "emulated", gain, spread=True, up_to=True, comparable=False).cells()
+    apart = claims.Claim("P", "c", (1.5, 1.5), "emulated", gain, up_to=True, comparable=False).cells()
     assert apart[2] == "up to 1.5×" and apart[-1] not in (claims.REACHED, claims.SMALLER)
     dear = claims.Claim("P", "c", (1.2, 1.5), "measured", gain, price="a price").cells()
     assert dear[2] == "1.20–1.50×" and "a price" in dear[-1]
+
+
+def test_several_settings_are_judged_by_their_own_intervals(tables: ModuleType) -> None:
+    """Middles below 1 are no loss where the intervals include 1, however near to each other the middles are."""
+    claims = importlib.import_module("benchmarks.claims")
+
+    def cells(*found: Sequence[float]) -> Sequence[str]:
+        return claims.Claim("P", "c", (1.2, 1.5), "measured", lambda: found).cells()
+
+    doubtful, clear = (0.9, 0.8, 1.1), (0.88, 0.8, 0.95)
+    assert cells(doubtful, doubtful)[-1] == claims.UNCLEAR
+    assert cells(clear, clear)[-1] == claims.LOSS
+    assert cells(doubtful, clear, doubtful)[-1] == f"{claims.LOSS} in 1 of 3"
+    assert cells(doubtful, clear)[3] == "0.89× [0.88–0.90]", "brackets are extremes and no interval"
+
+
+def test_a_ratio_of_two_speeds_is_clear_only_where_neither_lies_in_the_others_interval(tables: ModuleType) -> None:
+    figures = importlib.import_module("benchmarks.claim_figures")
+    for own, base, clear in (
+        ((1.5, 1.4, 1.6), (2.0, 1.9, 2.1), True),
+        ((1.5, 1.4, 2.0), (2.0, 1.9, 2.1), False),
+        ((1.5, 1.4, 1.6), (2.0, 1.5, 2.1), False),
+    ):
+        middle, low, high = figures.ratio(own, base)
+        assert middle == own[0] / base[0] and (high < 1.0) is clear and low < middle < high
 
 
 def test_every_command_reads_its_options_before_it_measures() -> None:
