@@ -54,10 +54,10 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             yield f"speed of the server over {name}, float32, {times}", figure, "cospec bench compare", "servers"
     for kernels, file in LOADS.items():
         rows = stored(f"load_2-x-amd-epyc_{file}")["rows"]
-        for key, other in (("paired", "the best other configuration"), ("auto_over_off", "no speculation")):
-            found = [row[key] if key == "paired" else row[key]["mean"] for row in rows]
+        for key, other in (("auto_over_best", "the best other configuration"), ("auto_over_off", "no speculation")):
+            found = [row[key]["mean"] for row in rows]
             figure = ", ".join(f"{row['rate']:g}/s: {_ratio(cell)}" for row, cell in zip(rows, found, strict=True))
-            what = f"latency under load of the default over {other}, {kernels} kernels"
+            what = f"mean latency under load of the default over {other}, {kernels} kernels"
             yield what, figure, "python -m benchmarks.load", "load"
     trees = [row for row in stored("pool")["same_nodes"] if row["workload"] == "mixed"]
     for combiner in dict.fromkeys(row["combiner"] for row in trees):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.papers.common import PLOT
+
 Said = str | tuple[str, str]
 
 
@@ -78,7 +80,7 @@ SETTINGS = (
         "Figure 8: a small share of a small model",
         2,
         (1.0,),
-        {"parallel": "", "plain": "", "naive": "", "alternate": ""},
+        {"parallel": "", "plain": "", "naive": "", "alternate": PLOT},
         "The weights are 0.7 for the large model and 0.3 for the small one, so λ is 0.3.",
     ),
     Setting(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.common import DOMAINS
-from benchmarks.papers import dsd_ahead, dsd_measured, dsd_tau
+from benchmarks.papers import dsd_ahead, dsd_keys, dsd_measured, dsd_tau
 from benchmarks.papers.answers import ANSWERS
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section, paragraph, unclear
@@ -30,7 +30,17 @@ from cospec.ensemble.key_token_calibration import LAMBDA1, LAMBDA2, LAMBDA3
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
-SOURCES = (SWEEP, LAW, ANSWERS, dsd_tau.TAU, dsd_measured.PROCESSES, dsd_measured.RELAY, dsd_ahead.TWO, dsd_ahead.AHEAD)
+SOURCES = (
+    SWEEP,
+    LAW,
+    ANSWERS,
+    dsd_keys.KEYS,
+    dsd_tau.TAU,
+    dsd_measured.PROCESSES,
+    dsd_measured.RELAY,
+    dsd_ahead.TWO,
+    dsd_ahead.AHEAD,
+)
 
 
 def page(results: Results) -> Page:
@@ -44,6 +54,7 @@ def page(results: Results) -> Page:
         dsd_ahead.ahead(results),
         reduction(results),
         distribution(results),
+        dsd_keys.section(results),
         dsd_tau.section(results),
         speedups(results),
         remaining(results, "dsd"),

@@ -150,7 +150,7 @@ def model(results: Results) -> Section:
         "simulator the arrivals, the output lengths, and which guesses of the drafter are right. Its times come from "
         "runs with other requests. The speed of the machine comes from the run next to it. The paper names profiled "
         "times, data of each job and a calibration. The scenario `zoo` has other prompts, an assumed acceptance and "
-        "no HTTP server.",
+        "no HTTP server; how much each of these adds to its error was not measured.",
     )
 
 

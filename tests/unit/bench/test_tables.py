@@ -105,7 +105,7 @@ def test_several_settings_are_judged_by_their_own_intervals(tables: ModuleType) 
     """Middles below 1 are no loss where the intervals include 1, however near to each other the middles are."""
     claims = importlib.import_module("benchmarks.claims")
 
-    def cells(*found: Sequence[float]) -> Sequence[str]:
+    def cells(*found: Sequence[float]) -> Any:
         return claims.Claim("P", "c", (1.2, 1.5), "measured", lambda: found).cells()
 
     doubtful, clear = (0.9, 0.8, 1.1), (0.88, 0.8, 0.95)
