@@ -73,8 +73,7 @@ def section(results: Results) -> Section:
         f"Equation 7: conditions of key tokens at a bound of {BOUND:g}, on reference answers",
         rows,
         "The rows are of the distribution itself at temperature 1, and no row is a speed. "
-        f"{results.sentence(KEYS, thresholds)} {results.sentence(KEYS, answered)} More key tokens mean less "
-        "relaxation: fewer accepted tokens, and a distribution nearer to the target's.",
+        f"{results.sentence(KEYS, answered)} {results.sentence(KEYS, thresholds)}",
     )
 
 

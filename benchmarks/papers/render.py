@@ -27,8 +27,8 @@ The column *how* names the origin of a figure:
 The number in brackets leads to the command, the machine and the date below the table. *2 x AMD EPYC* and *AMD EPYC, 2
 cores* both name two cores of one processor. The paper's column has the paper's figure or its claim in
 words. A value with an equation or a theorem in brackets is computed from the paper's formula, a value with *computed*
-from its tables. An empty cell: the paper has no such figure. Intervals in brackets are 95%. Simulated figures are of
-one seed and have no intervals.
+from its tables. *A plot*: the paper shows the figure without a number. An empty cell: the paper has no such figure.
+Intervals in brackets are 95%. Simulated figures are of one seed and have no intervals.
 
 """
 
