@@ -46,9 +46,8 @@ WHOLE_DRAFTS = (  # for every section whose drafters are not in the target's pro
     "Drafters on nodes write whole drafts, and `fuse` joins these afterwards. The paper's drafters go on from the "
     "fused token at every step (algorithm 1)."
 )
-NO_ALGORITHM_2 = (  # for every section whose trees are of one size
-    "The paper's load control (algorithm 2) is left out: the trees of `fuse` have one size at every load."
-)
+LEFT_OUT = "The paper's load control (algorithm 2) is left out, so the trees of `fuse` have one size at every load"
+NOT_SIMULATED = f"{LEFT_OUT}: goodput would ask the drafters for trees, and recorded drafts are chains."
 COUNTS = {1: "CoSine, 1 node", 2: "CoSine, 2 nodes", 4: WHOLE, 8: EIGHT}
 
 
@@ -141,7 +140,7 @@ def section(results: Results) -> Section:
             "forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms. Chains and trees, "
             "SpecInfer's too, have at most four tokens in all; elsewhere trees have eight or ten. Decoding is greedy. "
             "CoSine is `fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
-            NO_ALGORITHM_2,
+            f"{LEFT_OUT}; goodput with `fuse` was not run on nodes.",
             "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
             WHOLE_DRAFTS,
             "*Fusion token by token* does that, with a round trip per token. Routing `all` stands for no routing, one "

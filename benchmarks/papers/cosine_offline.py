@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.papers.common import PLOT, Row, Section, paragraph
-from benchmarks.papers.cosine_nodes import NO_ALGORITHM_2, WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
 from benchmarks.papers.large_targets import LLAMA, QWEN, draft_token_ms, llama_scenario, qwen_scenario
 from benchmarks.papers.scenarios import Runs, inputs, scenario
 from benchmarks.papers.sources import Results, Source
@@ -81,7 +81,7 @@ def throughputs(results: Results) -> Section:
             "fuses them; trees have at most ten tokens.",
             WHOLE_DRAFTS,
             "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064).",
-            NO_ALGORITHM_2,
+            NOT_SIMULATED,
             f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} Outputs have "
             "64 tokens; the paper's have 128 after inputs of 256. *Batch* is "
             "the number of requests in the engine for every system. Pipelining halves CoSine's batch in the target; "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.papers.common import Row, Section, paragraph
-from benchmarks.papers.cosine_nodes import WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
 from benchmarks.papers.cosine_parts import PARTS
 from benchmarks.papers.scenarios import FOLDER, Runs, inputs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -23,12 +23,11 @@ BASELINES = {  # variants of the scenarios
     SPECINFER: "SpecInfer",
     "pipeinfer": "PipeInfer",
 }
-COSINE = "cosine fused goodput"  # the paper's combiner, with load control
+COSINE = "cosine fused"  # the paper's combiner
 POOLS = {
     "cosine": "vote",
     "cosine ahead": "vote, drafting ahead",
-    "cosine fused": "fuse, trees of one size",
-    COSINE: "fuse, lengths and drafters by goodput",
+    COSINE: "fuse",
 }
 WORDS = BASELINES | POOLS
 
@@ -45,9 +44,9 @@ def online(results: Results) -> Section:
             "drafter of length 5 that drafts ahead. The target has one stage, so one window of a request is in flight, "
             "and no refuted window is in the target; DSD's page has several windows and the early exit. Drafts are "
             "recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv "
-            "2510.20064). `fuse` is CoSine's combiner. Its trees of one size, of at most ten tokens at every load, "
-            "lack the paper's load control (algorithm 2). With goodput both combiners have lengths and numbers of "
-            "drafters by load; `fuse` then drafts chains, because goodput chooses no trees for pools.",
+            "2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees "
+            "of at most ten tokens at every load.",
+            NOT_SIMULATED,
             WHOLE_DRAFTS,
             f"Links take 0 ms, and at most {SEQUENCES} requests are in the engine. {inputs()} The paper's online tests "
             "take 2 hours (6.1) or 240 minutes (6.3), ours 600 requests. In brackets are the target's mean batch, the "
