@@ -84,7 +84,7 @@ def verdict(found: Sequence[float], least: float) -> str:
 
 def claims() -> str:
     """One table."""
-    lines = ["| paper | claim | theirs | ours | how | verdict |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| paper | claim | theirs | ours | how | verdict |", "|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(claim.cells()) + " |" for claim in CLAIMS]
     return "\n".join([*lines, ""])
 

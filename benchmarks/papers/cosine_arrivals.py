@@ -59,8 +59,9 @@ def systems(results: Results) -> Section:
         tuple(rows),
         "The scenarios are those of figure 7; the paper's table 3 is of online serving too. The target is idle while "
         "it computes no forward, which includes the engine's own time and times without a request; the drafters' share "
-        "is the mean over their nodes. Prices per hour are assumed: 6 for the target, 0.15 for each drafter. At low and "
-        "arrivals all systems keep up with the requests, so throughput and price say how soon the last requests end. "
+        "is the mean over their nodes. Prices per hour are assumed: 6 for the target, 0.15 for each drafter. At low "
+        "and high arrivals all systems keep up with the requests, so throughput and price say how soon the last "
+        "requests end. "
         "The parts of a throughput multiply to its ratio.",
     )
 

@@ -140,7 +140,7 @@ def section(results: Results) -> Section:
             "forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms. Chains and trees, "
             "SpecInfer's too, have at most four tokens in all; elsewhere trees have eight or ten. Decoding is greedy. "
             "CoSine is `fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
-            f"{LEFT_OUT}; goodput with `fuse` was not run on nodes.",
+            f"{LEFT_OUT}. Only the rows of adaptive participation have goodput, in runs of their own.",
             "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
             WHOLE_DRAFTS,
             "*Fusion token by token* does that, with a round trip per token. Routing `all` stands for no routing, one "
