@@ -60,6 +60,12 @@ def allowed(cls: type[BaseModel], place: Place, error: Mapping[str, Any]) -> str
     return (message[0].lower() + message[1:]).removeprefix("input should be ")
 
 
+def keys(cls: type[BaseModel], place: Place) -> list[str]:
+    """Return the keys of the objects that ``cls`` allows at ``place``; empty where any key is allowed."""
+    objects = [hint for hint, _ in _values(cls, (), place) if isinstance(hint, type) and issubclass(hint, BaseModel)]
+    return list(dict.fromkeys(field.alias or name for each in objects for name, field in each.model_fields.items()))
+
+
 def _values(hint: Any, limits: Sequence[Any], place: Place) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield each type that a value at ``place`` may have, with its bounds; ``hint`` is the type of the whole."""
     origin, parts = get_origin(hint), get_args(hint)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from cospec.allowed_values import allowed, path
+from cospec.allowed_values import allowed, keys, path
 from cospec.errors import InvalidInput, words
 
 DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
@@ -83,6 +83,8 @@ LIKE_TARGET = ModelOptions()
 def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> OptionsT:
     """Validate ``given`` as ``cls``.
 
+    A validator of ``cls`` may raise ``InvalidInput`` about a field of a part, with its whole path.
+
     Args:
         where: prefix of the field names in errors, such as ``speculative_config.``.
 
@@ -97,6 +99,8 @@ def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> Opt
 
 def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationError, where: str) -> InvalidInput:
     first, *others = error.errors()
+    if isinstance(own := first.get("ctx", {}).get("error"), InvalidInput):
+        return own
     place = _place(given, first)
     for other in others:  # every member of a union reports an error; the deepest place belongs to the intended member
         found = _place(given, other)
@@ -104,14 +108,23 @@ def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationErr
             first, place = other, found
     name = where + path(place)
     if first["type"] == "extra_forbidden":
-        known = ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items())
-        refused = InvalidInput(f"key {name}", first["input"], f"one of {known}" if known else "left out here")
-        refused.field = name
-        return refused
+        return unknown_key(name, first["input"], keys(cls, place[:-1]))
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
     alike = [allowed(cls, place, each) for each in (first, *others) if _place(given, each) == place]
     return InvalidInput(name, first["input"], " or ".join(dict.fromkeys(alike)))
+
+
+def unknown_key(name: str, given: object, known: Sequence[str]) -> InvalidInput:
+    """Return the error about an unknown key.
+
+    Args:
+        name: the path of the key.
+        known: the keys of the same object.
+    """
+    refused = InvalidInput(f"key {name}", given, f"one of {', '.join(known)}" if known else "no key here")
+    refused.field = name
+    return refused
 
 
 def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -121,4 +134,5 @@ def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
         here = isinstance(given, list | tuple) and isinstance(part, int) and part < len(given)
         if here or (isinstance(given, Mapping) and part in given):
             found, given = [*found, part], given[part]  # type: ignore[index]
-    return (*found, error["loc"][-1]) if error["type"] == "missing" else tuple(found)
+    # A default that a validator refuses is not in ``given`` either.
+    return (*found, error["loc"][-1]) if error["type"] == "missing" or not found else tuple(found)

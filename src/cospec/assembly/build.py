@@ -311,6 +311,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         executor = own.get("executor", ENGINE_THREAD.executor) if where else speculative.drafter_executor
         if _elsewhere(executor):
             continue
+        _check_defaults(where, method, own, target)
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
             weights = _model_options(where, method, own)
             try:
@@ -322,6 +323,19 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
                 own_error = error.field in weights.model_fields_set
                 raise error.within(where or "speculative_config") if own_error else error from None
     return found
+
+
+def _check_defaults(where: str, method: str, own: Mapping[str, Any], target: str) -> None:
+    """Raise ``InvalidInput`` about a model or heads that are not given, and that the target does not come with."""
+    cls = DRAFTERS.load(method)
+    defaults = {
+        "model": (cls.has_kv_cache, default_drafter(target), "the folder or name of a drafter for this target"),
+        "heads": (cls.reads_hidden_states, DEFAULT_HEADS.get(target), "the folder of heads for this target"),
+    }
+    for key, (needed, default, allowed) in defaults.items():
+        if needed and key in cls.Options.model_fields and own.get(key) is None and default is None:
+            error = InvalidInput(f"speculative_config.{key}", words("missing"), allowed)
+            raise error.within(where) if where else error
 
 
 def _elsewhere(executor: object) -> bool:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.hub_options import NodesOptions
+from cospec.cluster.nodes.hub_options import BIND, NodesOptions, check_address
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
@@ -24,7 +24,7 @@ from cospec.errors import InvalidInput, words
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.models.model_folder import read_object
 from cospec.native import library
-from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse, unknown_key
 from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, EXECUTORS, import_plugins
 from cospec.runtime.executor_base import DrafterRecipe
@@ -197,13 +197,11 @@ def same_tokens(first: Path, second: Path) -> bool:
 
 
 def check_drafters(speculative: SpeculativeConfig) -> None:
-    """Refuse unknown options of the drafter and of a pool's members, before any weight is read."""
-    for where, method, own in methods(speculative):
-        given = {key: value for key, value in own.items() if key not in (*DrafterPlace.model_fields, "method")}
-        try:
-            parse(DRAFTERS.load(method).Options, given if where else _given_options(speculative), "speculative_config.")
-        except InvalidInput as error:
-            raise error.within(where) if where else error from None
+    """Refuse wrong options of the drafter, of a pool's members, and of nodes, before any weight is read."""
+    nodes = parse(NodesOptions, speculative.drafter_nodes, "speculative_config.drafter_nodes.")
+    check_address(BIND, nodes.bind, nodes.keys)
+    if speculative.method != "off" and speculative.policy != "off":
+        parse(DRAFTERS.load(speculative.method).Options, _given_options(speculative), "speculative_config.")
 
 
 def methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -244,4 +242,4 @@ def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:
     known = sorted({*own.values(), *SpeculativeConfig.model_fields} - {"options"})
     for key, value in speculative.options.items():
         if key not in own and key not in known:
-            raise InvalidInput(f"key speculative_config.{key}", value, "one of " + ", ".join(known))
+            raise unknown_key(f"speculative_config.{key}", value, known)

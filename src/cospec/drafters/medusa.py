@@ -15,6 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
@@ -25,6 +27,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, words
 from cospec.models.medusa_heads import (
+    WEIGHTS,
     MedusaHeads,
     MedusaRunner,
     heads_format,
@@ -47,6 +50,14 @@ class MedusaOptions(WeightOptions):
     """
 
     heads: str | None = None
+
+    @field_validator("heads")
+    @classmethod
+    def _check_folder(cls, name: str | None) -> str | None:
+        if name is not None and not (resolve_medusa_heads(name) / WEIGHTS).is_file():
+            wanted = "a folder with {weights}, such as `cospec train heads` writes, or zoo:heads"
+            raise PydanticCustomError("folder", wanted, {"weights": WEIGHTS})
+        return name
 
 
 @lru_cache(maxsize=256)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
-from cospec.errors import InvalidInput
 from cospec.plugin_options import Options
 
 
@@ -29,7 +29,15 @@ class NgramOptions(Options):
     """
 
     prompt_lookup_max: int = Field(default=4, ge=1, le=32)
-    prompt_lookup_min: int = Field(default=2, ge=1, le=32)
+    prompt_lookup_min: int = Field(default=2, ge=1, le=32, validate_default=True)
+
+    @field_validator("prompt_lookup_min")
+    @classmethod
+    def _check_order(cls, shortest: int, info: ValidationInfo) -> int:
+        longest = info.data.get("prompt_lookup_max", shortest)
+        if shortest > longest:
+            raise PydanticCustomError("order", "at most prompt_lookup_max, here {longest}", {"longest": longest})
+        return shortest
 
 
 class _Index:
@@ -79,16 +87,8 @@ class NgramDrafter(Drafter):
 
     @classmethod
     def build(cls, options: NgramOptions, build_context: DrafterBuildContext) -> NgramDrafter:
-        """Build the drafter; the build context does not matter.
-
-        Raises:
-            InvalidInput: the bounds are reversed.
-        """
-        shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
-        if shortest > longest:
-            allowed = f"at most prompt_lookup_max, here {longest}"
-            raise InvalidInput("speculative_config.prompt_lookup_min", shortest, allowed)
-        return cls(shortest, longest)
+        """Build the drafter; the build context does not matter."""
+        return cls(options.prompt_lookup_min, options.prompt_lookup_max)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return a chain for each context whose suffix occurred before."""

@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import takewhile
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
-from cospec.allowed_values import allowed, path
+from cospec.allowed_values import allowed, keys, path
+from cospec import plugin_options
 from cospec.core.types import SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -41,7 +42,7 @@ TokenIds = Annotated[list[int], FAIL_FAST]
 
 
 class Schema(BaseModel):
-    """Base of all bodies: types are not converted. ``fields.check`` handles keys without a field."""
+    """Base of all bodies: types are not converted. ``unknown_fields.check`` handles keys without a field."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
 
@@ -303,20 +304,4 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
 
 def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:
     """Return the error about an unknown key, with the allowed keys at its ``place``."""
-    name = path(place)
-    refused = InvalidInput(f"key {name}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
-    refused.field = name
-    return refused
-
-
-def _keys(schema: type[Schema], place: Sequence[int | str]) -> list[str]:
-    """Return the keys of the object at ``place``."""
-    for part in place:
-        annotation = schema.model_fields[str(part)].annotation if part in schema.model_fields else None
-        inner = [
-            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Schema)
-        ]
-        if not inner:
-            return ["the keys in the documentation"]
-        schema = inner[0]
-    return sorted(schema.model_fields)
+    return plugin_options.unknown_key(path(place), given, sorted(keys(schema, place[:-1])))

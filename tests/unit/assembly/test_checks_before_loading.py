@@ -38,7 +38,50 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"method": "pool", "drafters": [{"method": "ngram", "prompt_lookup_max": 0}]},
-            "speculative_config.drafters[0] 'ngram': prompt_lookup_max is 0; allowed is a whole number from 1 to ",
+            "speculative_config.drafters[0].prompt_lookup_max is 0; allowed is a whole number from 1 to 32.",
+        ),
+        (
+            {"method": "pool", "drafters": [{"method": "ngram", "executer": "x"}]},
+            "key speculative_config.drafters[0].executer is 'x'; allowed is one of method, executor, cores, name, "
+            "cost_per_hour, prompt_lookup_max, prompt_lookup_min.",
+        ),
+        (
+            {"method": "pool", "drafters": [{"method": "ngram", "executor": "x"}]},
+            "speculative_config.drafters[0].executor is 'x'; allowed is one of inline, thread, process, node.",
+        ),
+        (
+            {"method": "pool", "drafters": [{"method": "nram"}]},
+            "speculative_config.drafters[0].method is 'nram'; allowed is one of draft_model, ngram, heads, suffix, "
+            "synthetic.",
+        ),
+        (
+            {"method": "pool", "drafters": [{"method": "ngram"}, {"method": "ngram"}]},
+            "speculative_config.drafters[1].name is 'ngram'; allowed is a name that nothing else has.",
+        ),
+        (
+            {"method": "pool", "routing_options": {"nosuch": 1}},
+            "key speculative_config.routing_options.nosuch is 1; allowed is no key here.",
+        ),
+        (
+            {"method": "pool", "drafters": [{"method": "heads", "heads": "/no/folder"}]},
+            "speculative_config.drafters[0].heads is '/no/folder'; allowed is a folder with ",
+        ),
+        ({"method": "heads", "heads": "/no/folder"}, "speculative_config.heads is '/no/folder'; allowed is a folder "),
+        (
+            {"method": "ngram", "prompt_lookup_max": 1},
+            "speculative_config.prompt_lookup_min is 2; allowed is at most prompt_lookup_max, here 1.",
+        ),
+        (
+            {"method": "ngram", "drafter_nodes": {"bnd": 1}},
+            "key speculative_config.drafter_nodes.bnd is 1; allowed is one of bind, keys, quantile, deadline, trusted.",
+        ),
+        (
+            {"method": "ngram", "drafter_nodes": {"bind": "0.0.0.0:5710"}},
+            "speculative_config.drafter_nodes.bind is '0.0.0.0:5710'; allowed is tcp://HOST:PORT.",
+        ),
+        (
+            {"method": "ngram", "drafter_nodes": {"bind": "tcp://0.0.0.0:5710"}},
+            "speculative_config.drafter_nodes.bind is tcp://0.0.0.0:5710 without keys; allowed is an address of this ",
         ),
         ({"method": "ngram", "policy_options": {"nosuch": 1}}, "key speculative_config.policy_options.nosuch is 1"),
     ],
@@ -46,4 +89,21 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refused(common: Mapping[str, Any], given: Mapping[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         build.build_engine(EngineConfig.build({**common, "speculative_config": given}))
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"method": "draft_model"}, "speculative_config.model is missing; allowed is the folder or name of a drafter "),
+        ({"method": "heads"}, "speculative_config.heads is missing; allowed is the folder of heads for this target."),
+        (
+            {"method": "pool", "drafters": [{"method": "heads"}]},
+            "speculative_config.drafters[0] 'heads': heads is missing; allowed is the folder of heads for this target.",
+        ),
+    ],
+)
+def test_a_target_without_drafter_or_heads_of_its_own(given: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        build.build_engine(EngineConfig.build({"model": "zoo:code", "speculative_config": given}))
     assert str(caught.value).startswith(sentence)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cospec.cluster.nodes.deadline import ResponseTimes
-from cospec.cluster.nodes.hub_options import NodesOptions, check_address, zeromq
+from cospec.cluster.nodes.hub_options import BIND, NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
 from cospec.cluster.nodes.node_key_records import QUARANTINE_SECONDS, Counted, NodeKeyRecords, NodeTotals
 from cospec.cluster.nodes.node_session import NodeSession
@@ -40,7 +40,6 @@ from cospec.core.interfaces import Clock
 from cospec.errors import InvalidInput, words
 from cospec.runtime.codec import ProtocolError
 
-BIND = "speculative_config.drafter_nodes.bind"
 LOOK_SECONDS = 0.02  # between two looks of the background thread
 KEYS_SECONDS = 1.0  # between two looks for removed keys
 SILENT_SECONDS = 5.0  # after which a node without a word counts as gone

@@ -10,6 +10,7 @@ from pydantic import Field
 from cospec.errors import CospecError, InvalidInput, words
 from cospec.plugin_options import Options
 
+BIND = "speculative_config.drafter_nodes.bind"  # in errors
 DEFAULT_BIND = "tcp://127.0.0.1:5710"
 LOCAL = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://", "inproc://")
 
@@ -34,7 +35,9 @@ class NodesOptions(Options):
 
 
 def check_address(field: str, address: str, keys: Path | None) -> None:
-    """Raise ``InvalidInput`` for an address of another machine without keys."""
+    """Raise ``InvalidInput`` for an address without transport, and for one of another machine without keys."""
+    if "://" not in address:
+        raise InvalidInput(field, address, "tcp://HOST:PORT")
     if keys is None and not address.startswith(LOCAL):
         given = words(f"{address} without keys")
         raise InvalidInput(field, given, "an address of this machine, or any address with keys")

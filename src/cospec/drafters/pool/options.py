@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from cospec.allowed_values import keys
 from cospec.core.plugin_base import Drafter
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.plugin_options import DrafterPlace, Options, parse
+from cospec.plugin_options import DrafterPlace, Options, parse, unknown_key
 from cospec.registry import COMBINERS, DRAFTERS, EXECUTORS, ROUTINGS, PluginTable
 
 WHERE = "speculative_config.drafters"
@@ -53,6 +54,15 @@ class PoolOptions(Options):
             raise PydanticCustomError("name", "one of {names}", {"names": ", ".join(table.names)})
         return name
 
+    @model_validator(mode="after")
+    def _check_parts(self) -> PoolOptions:
+        """Check the options of the routing and of each drafter, which also happens before weights are loaded."""
+        parse(ROUTINGS.load(self.routing).Options, self.routing_options, "speculative_config.routing_options.")
+        names: list[str] = []
+        for number, given in enumerate(self.drafters):
+            names.append(_check_drafter(given, f"{WHERE}[{number}].", names))
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class NamedDrafter:
@@ -66,7 +76,7 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
     """Build all drafters of the pool.
 
     Raises:
-        InvalidInput: a drafter's options are wrong; the error names the drafter.
+        InvalidInput: a drafter's options do not suit the target or the device; the error names the drafter.
         ModelError: a drafter's model cannot be loaded; the error names the drafter.
     """
     built: list[NamedDrafter] = []
@@ -82,11 +92,7 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
 def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built: list[NamedDrafter]) -> None:
     """Append each drafter of the pool to ``built``."""
     for number, given in enumerate(options.drafters):
-        name = given["name"] if "name" in given else _method(given, f"{WHERE}[{number}].method")
-        if not isinstance(name, str) or not name.isprintable() or not name.strip():
-            raise InvalidInput(f"{WHERE}[{number}].name", name, "a name of printable characters")
-        if name in RESERVED or name in (each.name for each in built):
-            raise InvalidInput(f"{WHERE}[{number}].name", name, "a name that nothing else has")
+        name = given.get("name", given["method"])
         try:
             built.append(NamedDrafter(name, _build({**given, "name": name}, build_context)))
         except InvalidInput as error:
@@ -113,12 +119,43 @@ def check_distributions(drafters: Sequence[NamedDrafter], combiner: str, token_s
             raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws whole drafts"), allowed)
 
 
+def _check_drafter(given: Mapping[str, Any], where: str, taken: Sequence[str]) -> str:
+    """Check a drafter's keys and options, and return its name.
+
+    Args:
+        where: prefix of the field names in errors.
+        taken: names of earlier drafters.
+
+    Raises:
+        InvalidInput: a key, name or value is wrong.
+    """
+    name = given["name"] if "name" in given else _method(given, f"{where}method")
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise InvalidInput(f"{where}name", name, "a name of printable characters")
+    if name in RESERVED or name in taken:
+        raise InvalidInput(f"{where}name", name, "a name that nothing else has")
+    cls = DRAFTERS.load(_method(given, f"{where}method")).Options
+    known = ["method", *keys(DrafterPlace, ()), *keys(cls, ())]
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_key(f"{where}{key}", value, known)
+    own, place = _divide(given)
+    placed = parse(DrafterPlace, place, where)
+    EXECUTORS.check(placed.executor, field=f"{where}executor")
+    check_cores(f"{where}cores", placed.cores, placed.executor)
+    parse(cls, own, where)
+    return name
+
+
+def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a drafter's method, and of its place."""
+    place = {key: given[key] for key in DrafterPlace.model_fields if key in given}
+    return {key: value for key, value in given.items() if key not in ("method", *place)}, place
+
+
 def _build(given: Mapping[str, Any], build_context: DrafterBuildContext) -> Drafter:
-    own = {key: value for key, value in given.items() if key not in ("method", *DrafterPlace.model_fields)}
-    place = parse(DrafterPlace, {key: given[key] for key in DrafterPlace.model_fields if key in given})
-    EXECUTORS.check(place.executor, field="executor")
-    check_cores("cores", place.cores, place.executor)
-    return build_context.build_drafter(_method(given, "method"), own, place)
+    own, place = _divide(given)
+    return build_context.build_drafter(given["method"], own, parse(DrafterPlace, place))
 
 
 def check_cores(field: str, cores: Sequence[int], executor: str) -> None:
@@ -133,5 +170,5 @@ def _method(given: Mapping[str, Any], field: str) -> str:
     method = given.get("method")
     if isinstance(method, str) and DRAFTERS.knows(method) and not DRAFTERS.load(method).is_pool:
         return method
-    allowed = f"one of {', '.join(DRAFTERS.names)}, but no pool"
-    raise InvalidInput(field, words("missing") if method is None else method, allowed)
+    allowed = ", ".join(name for name in DRAFTERS.names if not DRAFTERS.load(name).is_pool)
+    raise InvalidInput(field, words("missing") if method is None else method, f"one of {allowed}")
