@@ -35,6 +35,7 @@ KINDS = {
 }
 NUMBERS = (*list(BOUNDS)[:4], *(error for error, kind in KINDS.items() if kind.endswith("number")))
 NUMBER = {int: "a whole number", float: "a number"}
+OTHERS = {str: "a text", bool: "true or false"}
 ITEMS = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
@@ -58,6 +59,12 @@ def allowed(cls: type[BaseModel], place: Place, error: Mapping[str, Any]) -> str
         return KINDS[kind]
     message = str(error["msg"]).removeprefix("Value error, ")
     return (message[0].lower() + message[1:]).removeprefix("input should be ")
+
+
+def described(cls: type[BaseModel], place: Place) -> str:
+    """Return the types that a value at ``place`` may have, with their bounds, in words."""
+    found = [_described(*each) or OTHERS.get(each[0], "an object") for each in _values(cls, (), place)]
+    return " or ".join(dict.fromkeys(found)) or "a value"
 
 
 def keys(cls: type[BaseModel], place: Place) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.plugin_options import Dtype, KVCacheDtype, ModelOptions, Options, parse
+from cospec.plugin_options import OFF, Dtype, KVCacheDtype, ModelOptions, Options, parse
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, check_quantization
 
 LONGEST_DRAFT = 64
@@ -51,10 +51,10 @@ class SpeculativeConfig(Options):
             may also stand directly in ``speculative_config``.
     """
 
-    method: str = "off"
+    method: Annotated[str, OFF] = "off"
     num_speculative_tokens: int | Literal["auto"] = "auto"
     acceptance_method: str = "auto"
-    policy: str = "auto"
+    policy: Annotated[str, OFF] = "auto"
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
     max_nodes: int | None = Field(default=None, ge=1, le=64)
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), max_length=64, strict=False)
@@ -62,7 +62,9 @@ class SpeculativeConfig(Options):
     drafter_executor: str = "thread"
     drafter_cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     drafter_nodes: Mapping[str, Any] = Field(default_factory=dict)
-    request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
+    request_may_choose: tuple[
+        Annotated[Literal["off", "length", "policy", "drafters", "acceptance_method"], OFF], ...
+    ] = Field(
         default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
     )
     cost_per_hour: float = Field(default=0, ge=0, strict=False)
@@ -254,7 +256,7 @@ class EngineConfig(Options):
     instruction_set: Literal[
         "auto", "base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8"
     ] = "auto"
-    native: Literal["auto", "off"] = "auto"
+    native: Annotated[Literal["auto", "off"], OFF] = "auto"
     pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     stage_hosts: tuple[str, ...] = Field(default=("127.0.0.1",), min_length=1, strict=False)
@@ -349,7 +351,7 @@ def read_json(text: str, field: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidInput(field, text, f"JSON ({error.msg} at character {error.pos + 1})") from None
+        raise InvalidInput(field, text, f"a JSON object ({error.msg} at character {error.pos + 1})") from None
     if not isinstance(value, dict):
         raise InvalidInput(field, text, "a JSON object")
     return value
@@ -365,8 +367,11 @@ def read_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput("config", str(path), f"a readable file ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise InvalidInput("config", words(f"{path}, which is not JSON or YAML"), "a JSON or YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise InvalidInput("config", words(f"{path}, which is not JSON or YAML{place}"), "a JSON or YAML file") from None
     if not isinstance(value, dict):
-        raise InvalidInput("config", str(path), "a file that holds one object")
+        kind = "nothing" if value is None else "a list" if isinstance(value, list) else "one value"
+        raise InvalidInput("config", words(f"{path}, which holds {kind}"), "a file that holds one object")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 
 # A value of a user may be large; a sentence shows its beginning and its end.
@@ -56,6 +57,12 @@ def words(text: str) -> str:
 def failure(error: Exception) -> str:
     """Return the sentence for a request that ended because ``error`` was raised in its part of a step."""
     return f"The request failed in the engine: {type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}."
+
+
+def reason(error: Exception) -> str:
+    """Return the reason of ``error`` for a sentence, without the number and the file of an ``OSError``."""
+    own = error.strerror if isinstance(error, OSError) else None
+    return own or re.sub(r"\[Errno -?\d+\] ", "", str(error))
 
 
 def is_text(text: str) -> bool:

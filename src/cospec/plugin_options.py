@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from cospec.allowed_values import allowed, keys, path
+from cospec.allowed_values import allowed, described, keys, path
 from cospec.errors import InvalidInput, words
 
 DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
@@ -26,6 +26,12 @@ def _name_dtype(value: object) -> object:
     return DTYPES.get(name, name if str(value) != name else value)
 
 
+def _read_off(value: object) -> object:
+    """Read YAML's ``off``, which YAML 1.1 takes for false."""
+    return "off" if value is False else value
+
+
+OFF = BeforeValidator(_read_off)
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_name_dtype)]
 
@@ -99,6 +105,9 @@ def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> Opt
 
 def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationError, where: str) -> InvalidInput:
     first, *others = error.errors()
+    if first["type"] == "missing":  # a misspelt key explains the missing one
+        misspelt = (each for each in others if each["type"] == "extra_forbidden")
+        first = next((each for each in misspelt if each["loc"][:-1] == first["loc"][:-1]), first)
     if isinstance(own := first.get("ctx", {}).get("error"), InvalidInput):
         return own
     place = _place(given, first)
@@ -110,7 +119,7 @@ def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationErr
     if first["type"] == "extra_forbidden":
         return unknown_key(name, first["input"], keys(cls, place[:-1]))
     if first["type"] == "missing":
-        return InvalidInput(name, words("missing"), "a value")
+        return InvalidInput(name, words("missing"), described(cls, place))
     alike = [allowed(cls, place, each) for each in (first, *others) if _place(given, each) == place]
     return InvalidInput(name, first["input"], " or ".join(dict.fromkeys(alike)))
 

@@ -12,6 +12,25 @@ MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
 LARGEST_WHOLE = 2**63 - 1  # the largest signed 64-bit number, the limit of messages and native structs
 LEAST_REPETITION_PENALTY = 0.01  # a smaller divisor would take logits out of single precision's range
+WHOLE_NUMBERS = {
+    "n": (1, 128),
+    "top_k": (-1, LARGEST_WHOLE),
+    "min_tokens": (0, LARGEST_WHOLE),
+    "max_tokens": (1, LARGEST_WHOLE),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+NUMBERS = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (LEAST_REPETITION_PENALTY, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+ABOVE = ("top_p",)  # the lower bound is excluded
+NULLABLE = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +98,13 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "True or False")
-        _whole("n", self.n, 1, 128)
-        _number("temperature", self.temperature, 0, 100)
-        _number("top_p", self.top_p, 0, 1, above=True)
-        _whole("top_k", self.top_k, -1, LARGEST_WHOLE)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 100)
-        _number("presence_penalty", self.presence_penalty, -2, 2)
-        _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _whole("min_tokens", self.min_tokens, 0, LARGEST_WHOLE)
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, LARGEST_WHOLE)
-            if self.min_tokens > self.max_tokens:
-                raise InvalidInput("min_tokens", self.min_tokens, f"at most max_tokens, here {self.max_tokens}")
-        if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), 2**64 - 1)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name, bounds in NUMBERS.items():
+            _number(name, getattr(self, name), *bounds, above=name in ABOVE)
+        for name, limits in WHOLE_NUMBERS.items():
+            if name not in NULLABLE or getattr(self, name) is not None:
+                _whole(name, getattr(self, name), *limits)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidInput("min_tokens", self.min_tokens, f"at most max_tokens, here {self.max_tokens}")
         self._check_lists()
         self._check_masks()
 
@@ -191,6 +199,13 @@ class SamplingParams:
         return cls(**values)
 
 
+def allowed_numbers(name: str) -> str | None:
+    """Return the allowed numbers of a field in words; None for a field that is no number."""
+    if name in WHOLE_NUMBERS:
+        return _whole_words(*WHOLE_NUMBERS[name])
+    return _number_words(*NUMBERS[name], name in ABOVE) if name in NUMBERS else None
+
+
 def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise InvalidInput(name, given, allowed)
@@ -199,14 +214,19 @@ def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
     """Check a whole number. Token ids have no ``high`` here: the vocabulary bounds token ids."""
-    bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise InvalidInput(name, value, bounds)
+        raise InvalidInput(name, value, _whole_words(low, high))
+
+
+def _whole_words(low: int, high: int | None) -> str:
+    return f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
 
 
 def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
-    bounds = f"a number {'above' if above else 'from'} {low} {'up ' if above else ''}to {high}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(name, value, bounds)
-    if not low <= value <= high or (above and value == low):  # also false for NaN
-        raise InvalidInput(name, value, bounds)
+    bounded = isinstance(value, int | float) and low <= value <= high  # false for NaN
+    if isinstance(value, bool) or not bounded or (above and value == low):
+        raise InvalidInput(name, value, _number_words(low, high, above))
+
+
+def _number_words(low: float, high: float, above: bool) -> str:
+    return f"a number {'above' if above else 'from'} {low} {'up ' if above else ''}to {high}"

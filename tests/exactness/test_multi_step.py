@@ -179,7 +179,7 @@ def test_native_steps_with_other_draws_are_seen(
     assert {id: row[0] for id, row in found.items()} != {id: row[0] for id, row in expected.items()}
 
 
-def test_reasons_change_nothing(folders: tuple[Path, Path]) -> None:
+def test_reasons_change_nothing(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking why requests cannot run reserves no page and moves no request."""
     engine = engine_of(folders, "block", 3)
     for request in requests(SHAPES["sampled"], streams=False):
@@ -192,8 +192,11 @@ def test_reasons_change_nothing(folders: tuple[Path, Path]) -> None:
     pages = [drafter.model.pages, engine.parts.model.pages]
     before = [(pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages]
     assert runner.supports(plan) == {} == runner.supports(plan)
-    crowded = replace(plan, max_steps=1000)
-    assert set(runner.supports(crowded).values()) == {"no room in the drafter's KV cache"}
+    long = replace(plan, max_steps=1000)
+    assert set(runner.supports(long).values()) == {"the request is near the drafter's context limit"}
+    with monkeypatch.context() as full:
+        full.setattr(type(drafter.model.pages), "can_allocate", lambda *given: False)
+        assert set(runner.supports(plan).values()) == {"no room in the drafter's KV cache"}
     assert before == [
         (pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages
     ]

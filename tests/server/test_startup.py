@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cospec.native import library
@@ -76,3 +77,17 @@ def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
     assert "100%" in text and "loading weights " in text and "packing weights " in text
     assert f"kernels: native, {library.isa()}" in text
     assert "speculation: off" in text
+
+
+@pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+def test_the_debug_level_names_the_request_that_takes_the_python_path(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("measure_at_start: false\nspeculative_config: {method: off}\n")
+    process = started(subprocess.PIPE, str(folder), "--config", str(tmp_path / "c.yaml"), "--log-level", "debug")
+    assert process.stderr is not None
+    url = next(line for line in process.stderr if "http://" in line).split()[-1]
+    body = {"prompt": "ab", "max_tokens": 2, "repetition_penalty": 1.5}
+    id = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["id"]
+    assert end(process) == 0
+    lines = [line for line in process.stderr if "uses the Python path: " in line]
+    process.stderr.close()
+    assert len(lines) == 1 and f"request {id}-" in lines[0], lines

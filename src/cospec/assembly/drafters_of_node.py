@@ -72,14 +72,19 @@ def vocab_size_of(target: Path) -> int:
 def _read(drafter: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Name, method and own options of one drafter."""
     method = drafter.get("method", "draft_model")
-    DRAFTERS.check(method, field="drafter: method")
-    cls = DRAFTERS.load(method)
-    if cls.is_pool or cls.reads_hidden_states:
-        raise InvalidInput("drafter: method", method, "a method without pool and without hidden states of the target")
+    suitable = [name for name in DRAFTERS.names if not _needs_engine(name)]
+    if not DRAFTERS.knows(method) or _needs_engine(method):
+        raise InvalidInput("drafter: method", method, f"one of {', '.join(suitable)}")
     name = drafter.get("name", method)
     if not isinstance(name, str) or not name.strip():
         raise InvalidInput("drafter: name", name, "the name of a drafter of the verifier")
     return name, method, {key: value for key, value in drafter.items() if key not in ("name", "method")}
+
+
+def _needs_engine(method: str) -> bool:
+    """Whether a method has drafters of its own, or reads hidden states of the target."""
+    cls = DRAFTERS.load(method)
+    return cls.is_pool or cls.reads_hidden_states
 
 
 def _weights(own: Mapping[str, Any]) -> ModelOptions:

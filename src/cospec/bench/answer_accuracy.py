@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.bench.sandbox import USUAL, SandboxLimits, run_program
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, reason, words
 from cospec.training.correct_answers import final_answer
 from cospec.training.recipe import AnswerRule
 
@@ -65,7 +65,7 @@ def read_tasks(path: Path, limit: int | None = None, limits: SandboxLimits = USU
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("dataset_path", str(path), f"a readable file of JSON lines ({error})") from None
+        raise InvalidInput("dataset_path", str(path), f"a readable file of JSON lines ({reason(error)})") from None
     if not lines:
         raise InvalidInput("dataset_path", words(f"{path}, which holds no tasks"), FORMATS)
     return [_task(line, number, limits) for number, line in enumerate(lines[:limit], 1)]

@@ -101,7 +101,7 @@ def _split(text: str) -> tuple[str, str]:
         return text, text
     found = re.fullmatch(r"([^={}\s]+)=(.+)", text, re.DOTALL)
     if found is None:
-        raise InvalidInput("system", text, "NAME=WHAT, where WHAT is a URL, a JSON object or a JSON file")
+        raise InvalidInput("system", text, "NAME=WHAT, where WHAT is a URL, a JSON object, a JSON file or a kind")
     return found[1], found[2].strip()
 
 

@@ -11,7 +11,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, reason, words
 
 
 def calibrate(
@@ -70,7 +70,7 @@ def read_references(path: Path, limit: int) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("references", str(path), f"a readable file of JSON lines ({error})") from None
+        raise InvalidInput("references", str(path), f"a readable file of JSON lines ({reason(error)})") from None
     return [_pair(line, number) for number, line in enumerate(lines, 1) if line.strip()][:limit]
 
 

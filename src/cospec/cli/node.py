@@ -92,7 +92,7 @@ def status(
     """Show the drafter nodes of a running server."""
     import httpx
 
-    from cospec.errors import InvalidInput, words
+    from cospec.errors import InvalidInput, reason, words
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
@@ -100,7 +100,7 @@ def status(
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        raise InvalidInput("url", words(f"{url} ({error})"), "the address of a running cospec server") from None
+        raise InvalidInput("url", words(f"{url} ({reason(error)})"), "the address of a running cospec server") from None
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -119,7 +119,7 @@ def _row(node: Mapping[str, Any]) -> tuple[str, ...]:
         node["drafter"],
         node["state"],
         "" if node["weight"] is None else f"{node['weight']:.2f}",
-        "" if node["acceptance_rate"] is None else f"{node['acceptance_rate']:.2f}",
+        "" if node["draft_acceptance_rate"] is None else f"{node['draft_acceptance_rate']:.2f}",
         f"{1000 * node['latency_seconds']:.1f}",
         f"{1000 * node['load_seconds']:.1f}",
         str(node["drafts"]),

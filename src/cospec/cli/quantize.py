@@ -10,7 +10,7 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 from cospec.cli.output_paths import check_file, writing
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, words
 
 
 def quantize(
@@ -38,7 +38,7 @@ def quantize(
     from cospec.models.model_folder import resolve
 
     if output is None and text is None:
-        raise InvalidInput("OUT.gguf", None, "a file name, or --text with a text file")
+        raise InvalidInput("OUT.gguf", words("missing"), "a file name, or --text with a text file")
     if output is not None:
         check_file(output, "OUT.gguf", ".gguf")
     set_threads(EngineConfig.build(present(threads=threads)).threads)

@@ -120,7 +120,7 @@ def serve(
         typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them."),
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="Log level of the web server.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Log level of the web server; debug also for the engine process.")] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name for clients.", show_default="the model")
     ] = None,
@@ -193,8 +193,12 @@ def start(given: dict[str, Any]) -> None:
         CospecError: an option is wrong, the port is in use, or the model cannot be loaded.
     """
     from cospec.config import EngineConfig
-    from cospec.plugin_options import parse
+    from cospec.plugin_options import parse, unknown_key
 
+    known = sorted([*SERVER_KEYS, *EngineConfig.model_fields])
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_key(key, value, known)
     settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
     config = EngineConfig.build(given)
 

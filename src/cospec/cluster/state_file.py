@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def read(name: str) -> RunningCluster:
         found = None
     if found is None or not found.alive:
         running = sorted(path.stem for path in folder().glob("*.json"))
-        known = f"one of {', '.join(running)}" if running else "started by cospec cluster up; no cluster runs"
-        raise InvalidInput("name", words(name), known)
+        known = f"one of {', '.join(running)}" if running else "the name of a cluster that cospec cluster up started"
+        raise InvalidInput("name", name, known)
     return found
 
 

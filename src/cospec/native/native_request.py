@@ -18,6 +18,7 @@ EDITED = "logits processors, such as penalties, bias or masks"
 PROMPT_LOGPROBS = "prompt_logprobs"
 TREE = "tree draft"
 NO_ROOM = "no room in the drafter's KV cache"
+NEAR_LIMIT = "the request is near the drafter's context limit"
 NO_FORWARD = "the drafter has no native forward"
 
 
@@ -89,7 +90,7 @@ class NativeDrafter:
             return "a draft whose length depends on its confidence"
         if self.kv_cache.backlog_len(sequence.id, known) > CATCH_UP_TOKENS:
             return "the drafter has a long backlog"
-        return NO_ROOM if known + ahead > self.kv_cache.model.max_len else None
+        return NEAR_LIMIT if known + ahead > self.kv_cache.model.max_len else None
 
 
 class NativeDrafters:

@@ -5,8 +5,8 @@ queue of its request; the stream ends after the last request's final event. What
 stops, the engine refuses, an abort) also aborts the rest of its requests, which frees their KV cache.
 
 Life of the engine: ``start`` ──ready──► serves ──dies or freezes──► waits ──► restarts ──ready──► serves. A new process
-goes on with the requests that ``replay.LiveRequest`` can replay; the others end with an error. An engine that
-dies too often ends the client for good, see ``supervisor.RestartPolicy``.
+goes on with the requests that ``request_replay.LiveRequest`` can replay; the others end with an error. An engine that
+dies too often ends the client for good, see ``engine_supervision.RestartPolicy``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineEnded, EngineStopped, ModelError
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.engine_process_handle import EngineProcessHandle
-from cospec.runtime.engine_process_main import Build, build_engine
+from cospec.runtime.engine_process_main import LOG_LEVEL, Build, build_engine
 from cospec.runtime.engine_supervision import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.runtime.messages import (
     Abort,
@@ -50,10 +50,13 @@ class AsyncEngineClient:
 
     Args:
         build: makes the engine inside its process; a function of a module that can be imported.
+        log_level: of the process; a name of the module ``logging``.
     """
 
-    def __init__(self, build: Build = build_engine, supervision: Supervision = DEFAULT) -> None:
-        self._build, self._supervision = build, supervision
+    def __init__(
+        self, build: Build = build_engine, supervision: Supervision = DEFAULT, log_level: str = LOG_LEVEL
+    ) -> None:
+        self._build, self._supervision, self._log_level = build, supervision, log_level
         self._restart_policy = RestartPolicy(supervision)
         self._monitor = ProgressMonitor(supervision)
         self._live: dict[str, LiveRequest] = {}
@@ -230,7 +233,7 @@ class AsyncEngineClient:
     async def _run(self, config: EngineConfig, files: Sequence[int], ready: asyncio.Future[EngineInfo]) -> str:
         """Run one process after another until one cannot start or the processes die too often; returns the reason."""
         while True:
-            process = await EngineProcessHandle.start(self._build, config, files)
+            process = await EngineProcessHandle.start(self._build, config, files, self._log_level)
             try:
                 started, reason = await self._follow(process, ready)
             finally:

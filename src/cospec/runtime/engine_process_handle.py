@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from cospec.config import EngineConfig
 from cospec.runtime.codec import encode_call
-from cospec.runtime.engine_process_main import Build, ProgressCounter
+from cospec.runtime.engine_process_main import LOG_LEVEL, Build, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Start, Stop
 from cospec.runtime.transport import AsyncChannel, ChildProcess
 
@@ -23,12 +23,15 @@ class EngineProcessHandle:
         self._child, self._channel, self._progress = child, channel, progress
 
     @classmethod
-    async def start(cls, build: Build, config: EngineConfig, files: Sequence[int] = ()) -> EngineProcessHandle:
+    async def start(
+        cls, build: Build, config: EngineConfig, files: Sequence[int] = (), log_level: str = LOG_LEVEL
+    ) -> EngineProcessHandle:
         """Start a process.
 
         Args:
             build: makes the engine inside the process, see ``codec.encode_call``.
             files: descriptors that the process inherits.
+            log_level: of the process; a name of the module ``logging``.
 
         Raises:
             ValueError: the process cannot find ``build`` by its name.
@@ -38,7 +41,7 @@ class EngineProcessHandle:
         with tempfile.TemporaryFile() as file:
             file.truncate(ProgressCounter.SIZE)
             progress = ProgressCounter.of_file(file.fileno())
-            child = ChildProcess(WORKER, [str(file.fileno()), name], [file.fileno(), *files])
+            child = ChildProcess(WORKER, [str(file.fileno()), log_level, name], [file.fileno(), *files])
         channel = await AsyncChannel.connect(child.stream, EngineReply)
         channel.send(Start(arguments))
         return cls(child, channel, progress)

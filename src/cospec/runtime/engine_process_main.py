@@ -37,6 +37,7 @@ from cospec.runtime.messages import (
 from cospec.runtime.transport import Channel, ChannelClosed, inherited
 
 IDLE_SECONDS = 1.0  # how often an idle engine looks whether its parent is still there
+LOG_LEVEL = "INFO"  # which execution mode works and why, what a drafter does
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -86,14 +87,14 @@ def main(arguments: list[str]) -> None:
     """Main function of the engine process: build, report, serve until the command to stop arrives.
 
     Args:
-        arguments: the descriptors of the connection and of the progress counter, then the name of the function that
-            builds the engine.
+        arguments: the descriptors of the connection and of the progress counter, the log level, then the name of the
+            function that builds the engine.
     """
-    descriptor, counter, name = arguments
+    descriptor, counter, level, name = arguments
     with fast_exit():
         stream = inherited(descriptor)
         logging.basicConfig(format=LOG_FORMAT)
-        logging.getLogger("cospec").setLevel(logging.INFO)  # which execution mode works and why, what a drafter does
+        logging.getLogger("cospec").setLevel(level)
         channel = Channel(stream, EngineCommand)
         try:
             _serve(channel, name, ProgressCounter.of_file(int(counter)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, reason, words
 from cospec.server import errors
 from cospec.server.settings import ServerSettings
 
@@ -36,7 +36,8 @@ def _keys_of(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("api_key_file", words(f"{file} ({error})"), "a text file with one key per line") from None
+        given = words(f"{file} ({reason(error)})")
+        raise InvalidInput("api_key_file", given, "a text file with one key per line") from None
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise InvalidInput("api_key_file", words(f"{file}, which has no key"), "a text file with one key per line")

@@ -127,8 +127,8 @@ def outputs(prompts: int, n: int | None, settings: ServerSettings) -> int:
     """
     found = prompts * max(n or 1, 1)
     if found > settings.max_outputs:
-        allowed = f"at most {settings.max_outputs} outputs for all prompts together"
-        raise InvalidInput("n", words(f"giving {found} outputs"), allowed)
+        given = words(f"{n or 1} for each of {prompts} prompts, {found} outputs")
+        raise InvalidInput("n", given, f"at most {settings.max_outputs} outputs of all prompts together")
     return found
 
 

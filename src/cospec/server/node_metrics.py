@@ -67,4 +67,4 @@ def _of_drafter(name: str, engine: Mapping[str, Any]) -> dict[str, float | None]
     """What verification says of the drafter: the weight in its pool, accepted / drafted tokens; None: not known."""
     drafted = engine["draft_tokens"].get(name, 0)
     rate = engine["accepted_tokens"].get(name, 0) / drafted if drafted else None
-    return {"weight": engine["drafter_weights"].get(name), "acceptance_rate": rate}
+    return {"weight": engine["drafter_weights"].get(name), "draft_acceptance_rate": rate}

@@ -62,7 +62,8 @@ class _Startup:
 
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, startup: _Startup) -> None:
-    client = AsyncEngineClient(startup.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
+    supervision = Supervision(settings.engine_timeout, settings.max_engine_restarts)
+    client = AsyncEngineClient(startup.build, supervision, settings.engine_log_level)
     loading = asyncio.create_task(load_app(client, config, settings))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:

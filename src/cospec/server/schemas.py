@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
-from cospec.allowed_values import allowed, keys, path
+from cospec.allowed_values import NUMBERS, allowed, described, keys, path
 from cospec import plugin_options
 from cospec.core.types import SpeculationParams
 from cospec.errors import InvalidInput, words
-from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
+from cospec.sampling_params import MAX_LOGPROBS, SamplingParams, allowed_numbers
 from cospec.server import bodies
 from cospec.server.settings import ServerSettings
 
@@ -296,10 +296,12 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     name = path(parts)
     if first["type"] == "extra_forbidden":
         return unknown_key(schema, parts, first["input"])
+    union = UNIONS.get(str(parts[-1]))
     if first["type"] == "missing":
-        return InvalidInput(name, words("missing"), "a value")
+        return InvalidInput(name, words("missing"), union or described(schema, parts))
     # A union reports one error per member. The first member, a string, gets the whole value.
-    return InvalidInput(name, first["input"], UNIONS.get(str(parts[-1]), allowed(schema, parts, first)))
+    numbers = allowed_numbers(name) if first["type"] in NUMBERS else None  # the schema's own bounds are wider
+    return InvalidInput(name, first["input"], union or numbers or allowed(schema, parts, first))
 
 
 def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from cospec.plugin_options import Options
+from cospec.runtime.engine_process_main import LOG_LEVEL
 from cospec.runtime.engine_supervision import MAX_RESTARTS, TIMEOUT
 from cospec.sampling_params import MAX_LOGPROBS
 
@@ -50,7 +51,8 @@ class ServerSettings(Options):
         drain_timeout: for running requests after SIGTERM; a second signal aborts the requests.
         engine_timeout: time without progress after which ``/health`` reports a frozen engine.
         max_engine_restarts: consecutive restarts before the server ends; 0 ends the server with the engine.
-        log_level: uvicorn's log level.
+        log_level: of the web server. With ``debug`` or ``trace`` the engine also logs why a request takes the Python
+            path.
     """
 
     host: str = "127.0.0.1"
@@ -79,3 +81,8 @@ class ServerSettings(Options):
     engine_timeout: float = Field(default=TIMEOUT, ge=2, le=86400)
     max_engine_restarts: int = Field(default=MAX_RESTARTS, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
+
+    @property
+    def engine_log_level(self) -> str:
+        """The log level of the engine process."""
+        return "DEBUG" if self.log_level in ("debug", "trace") else LOG_LEVEL

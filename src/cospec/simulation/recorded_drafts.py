@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, reason, words
 
 VERSION = 1  # of the file; a change to any array changes the number
 Floats = npt.NDArray[np.floating]
@@ -129,7 +129,7 @@ def read_recording(path: Path) -> Recording:
             confidence, second_confidence, known = floats
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = f"a file of cospec bench record, version {VERSION}"
-        raise InvalidInput("recording", words(f"{path} ({error})"), allowed) from None
+        raise InvalidInput("recording", words(f"{path} ({reason(error)})"), allowed) from None
     return Recording(names, vocab_size, requests, tokens, confidence, second, second_confidence, known)
 
 

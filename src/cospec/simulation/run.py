@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.assembly.components import AcceptanceMethods, Verification, connect
-from cospec.assembly.drafting import Drafting, build_policy, check_policy
+from cospec.assembly.drafting import Drafting, build_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter, Policy
@@ -39,7 +39,6 @@ from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16
 CHAINS = ("fixed", "off")  # policies that ask no member of a pool for a tree; recorded drafts are chains
-SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
 
 @dataclass(slots=True)
@@ -123,7 +122,6 @@ class World:
         if drafting is None:
             policy = self._policy(drafter, setting, target, draft)
             executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
-            EXECUTION_MODES.check(variant.execution_mode)
             order = EXECUTION_MODES.load(variant.execution_mode)
             drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
         steps = StepLog(clock)
@@ -162,8 +160,6 @@ class World:
         self, drafter: Drafter, setting: DrafterSetting, target: ForwardLatency, draft: ForwardLatency
     ) -> Policy:
         variant = self.variant
-        if variant.policy in SIMULATOR_ONLY and variant.policy_options:
-            raise InvalidInput("policy_options", dict(variant.policy_options), f"absent for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
             if self.drafting.kind == "recorded" or self.scenario.target.members:
@@ -175,7 +171,6 @@ class World:
         given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
-        check_policy(config)
         if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
             raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
         in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1

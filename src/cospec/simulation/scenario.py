@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cospec.config import LONGEST_DRAFT, CollaborationConfig, read_file
-from cospec.errors import InvalidInput, words
-from cospec.plugin_options import Options, parse
+from cospec.config import LONGEST_DRAFT, CollaborationConfig, SpeculativeConfig, read_file
+from cospec.errors import InvalidInput, reason, words
+from cospec.plugin_options import OFF, Options, parse
 from cospec.policies.latency.forward import ForwardLatency
+from cospec.registry import EXECUTION_MODES, POLICIES
 
+SIMULATOR_ONLY = ("oracle", "random")  # policies of a simulation
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
 Amount = Annotated[float, Field(ge=0, strict=False)]
 Positive = Annotated[float, Field(gt=0, strict=False)]
@@ -57,7 +59,7 @@ class LatencyConfig(Options):
             place = 0 if self.model is None else names.index(self.model)
             return ForwardLatency.from_json(profiles[place]["fit"]).scaled(self.factor)
         except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
-            raise InvalidInput("profile", words(f"{self.profile} ({error})"), "a JSON file of cospec profile") from None
+            raise InvalidInput("profile", words(f"{self.profile} ({reason(error)})"), "a JSON file of cospec profile") from None
 
 
 class OutageConfig(Options):
@@ -111,7 +113,7 @@ class DrafterConfig(Options):
     @model_validator(mode="after")
     def _fits(self) -> DrafterConfig:
         if bool(self.members) != (self.kind == "recorded"):
-            raise ValueError("members for kind recorded, and for no other kind")
+            raise ValueError("kind 'recorded' with members, and no members with another kind")
         if len(self.members) > 1 and self.combiner is None:
             raise ValueError("a combiner for several members")
         if self.parallel is not None and self.combiner is None:
@@ -259,8 +261,8 @@ class ScenarioVariant(Options):
         steps_in_flight: instead of the target's.
     """
 
-    name: str
-    policy: str = "auto"
+    name: Annotated[str, OFF]
+    policy: Annotated[str, OFF] = "auto"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = "auto"
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(), strict=False)
@@ -271,6 +273,23 @@ class ScenarioVariant(Options):
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
     max_num_seqs: int | None = Field(default=None, ge=1)
     steps_in_flight: int | None = Field(default=None, ge=1)
+
+    def check_names(self, where: str) -> None:
+        """Raise ``InvalidInput`` about an unknown execution mode, policy or option of the policy.
+
+        Args:
+            where: prefix of the field names in errors.
+        """
+        EXECUTION_MODES.check(self.execution_mode, field=f"{where}execution_mode")
+        POLICIES.check(self.policy, "auto", *SIMULATOR_ONLY, field=f"{where}policy")
+        if self.policy in SIMULATOR_ONLY:
+            if self.policy_options:
+                raise InvalidInput(f"{where}policy_options", dict(self.policy_options), f"absent for {self.policy}")
+            return
+        name = SpeculativeConfig(
+            policy=self.policy, num_speculative_tokens=self.num_speculative_tokens, widths=self.widths
+        ).policy_name
+        parse(POLICIES.load(name).Options, self.policy_options, f"{where}policy_options.")
 
 
 class Scenario(Options):
@@ -320,7 +339,8 @@ class Scenario(Options):
                     raise InvalidInput(f"{kind}.name", name, "a unique name")
         if self.pace and self.target.steps_in_flight > 1:
             raise InvalidInput("target.steps_in_flight", self.target.steps_in_flight, "1 with pace")
-        for each in self.variants:
+        for number, each in enumerate(self.variants):
+            each.check_names(f"variants[{number}].")
             if (self.pace or self.target.members) and each.steps_in_flight is not None:
                 field = f"steps_in_flight of variant {each.name}"
                 raise InvalidInput(field, each.steps_in_flight, "absent with pace or target.members")

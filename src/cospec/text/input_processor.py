@@ -241,6 +241,8 @@ class InputProcessor:
         if chosen.policy is not None:
             POLICIES.check(chosen.policy, field="speculation.policy")
             parse(POLICIES.load(chosen.policy).Options, {}, f"options of policy {chosen.policy!r}: ")
+            if chosen.length and chosen.policy == "off":
+                raise InvalidInput("speculation.length", chosen.length, "0 or absent with policy 'off'")
         self._check_drafters(chosen.drafters)
         made = {
             "off": None if chosen.enabled else False,

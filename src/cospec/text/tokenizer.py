@@ -103,7 +103,7 @@ class TextTokenizer:
         """
         for id in ids:
             if not 0 <= id < self._vocab_size:
-                raise InvalidInput(field, words(f"a list with token id {id}"), f"ids from 0 to {self._vocab_size - 1}")
+                raise InvalidInput(field, words(f"given with token id {id}"), f"ids from 0 to {self._vocab_size - 1}")
         return ids
 
     @property

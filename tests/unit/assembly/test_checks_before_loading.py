@@ -92,6 +92,32 @@ def test_refused(common: Mapping[str, Any], given: Mapping[str, Any], sentence: 
     assert str(caught.value).startswith(sentence)
 
 
+def test_off_needs_no_quotes_in_yaml() -> None:
+    given = {"method": False, "policy": False, "request_may_choose": [False, "length"]}
+    config = EngineConfig.build({"native": False, "speculative_config": given})
+    speculative = config.speculative_config
+    assert speculative is not None and config.native == speculative.method == speculative.policy == "off"
+    assert speculative.request_may_choose == ("off", "length")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"stage_links": [{"dely": 3}]}, "key stage_links[0].dely is 3; allowed is one of delay, jitter, loss, "),
+        ({"collaboration": {"gama": 3}, "ensemble": {}}, "key collaboration.gama is 3; allowed is one of proposal, "),
+        (
+            {"models": [{"modl": "zoo"}], "ensemble": {}},
+            "key models[0].modl is 'zoo'; allowed is one of dtype, quantization, kv_cache_dtype, model.",
+        ),
+        ({"models": [{"dtype": "auto"}], "ensemble": {}}, "models[0].model is missing; allowed is a text."),
+    ],
+)
+def test_keys_of_an_inner_object(given: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        EngineConfig.build(given)
+    assert str(caught.value).startswith(sentence)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -201,6 +201,16 @@ def test_serve_tells_what_is_wrong_in_one_sentence(
     assert served == []
 
 
+def test_an_unknown_key_of_a_file_names_the_keys_of_server_and_engine(
+    cospec_command: Command, served: Calls, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text("portt: 8711")
+    result = cospec_command("serve", "--config", tmp_path / "c.yaml")
+    assert result.exit_code == 1 and served == []
+    assert result.stderr.startswith("cospec: key portt is 8711; allowed is one of ")
+    assert {"port", "api_key", "max_num_seqs"} <= set(result.stderr.rstrip(".\n").replace(",", "").split())
+
+
 @pytest.mark.parametrize("given", [["--api-key", ""], ["--api-key", "a", "--api-key", ""], ["--api-key", " "], []])
 def test_an_empty_key_does_not_start(
     cospec_command: Command, monkeypatch: pytest.MonkeyPatch, given: list[str]

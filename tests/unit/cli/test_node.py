@@ -14,7 +14,7 @@ from cospec.cli.main import app
 
 pytest.importorskip("zmq")
 NODE = {
-    **{"node": "small", "drafter": "code", "state": "ready", "weight": None, "acceptance_rate": 0.75},
+    **{"node": "small", "drafter": "code", "state": "ready", "weight": None, "draft_acceptance_rate": 0.75},
     **{"latency_seconds": 0.0042, "load_seconds": 0.0, "drafts": 12, "late": 1, "lost": 0, "cost_per_hour": 0.25},
 }
 

@@ -50,7 +50,7 @@ def test_perplexity_needs_no_file(cospec_command: Command, text: Path, tmp_path:
 
 def test_refusals(cospec_command: Command, text: Path, tmp_path: Path) -> None:
     for arguments, why in (
-        ((), "OUT.gguf is None; allowed is a file name, or --text with a text file"),
+        ((), "OUT.gguf is missing; allowed is a file name, or --text with a text file"),
         ((tmp_path / "a.gguf", "--type", "q4_9"), "type is 'q4_9'"),
         (("--text", text, "--type", "q4_9"), "quantization is 'q4_9'"),
         ((tmp_path / "a.bin",), "a.bin"),

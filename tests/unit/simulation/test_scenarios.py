@@ -37,7 +37,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"arrivals": {"kind": "trace", "trace": "no.txt"}}, "trace is 'no.txt'"),
     ({"variants": []}, "variants is []"),
     ({"variants": ["off"]}, "variants[0] is 'off'"),
-    ({"variants": [{"name": "x", "policy": False}]}, "variants[0].policy is False"),
+    ({"variants": [{"name": "x", "policy": True}]}, "variants[0].policy is True"),
+    (
+        {"variants": [{"name": "x", "polcy": "off"}]},
+        "key variants[0].polcy is 'off'; allowed is one of name, policy, num_speculative_tokens, ",
+    ),
+    (
+        {"drafting": {"cost": {"slope": 1}}},
+        "key drafting.cost.slope is 1; allowed is one of context, slopes, knees, sequence, fixed, start, profile, ",
+    ),
+    (
+        {"variants": [{"name": "x", "policy": "fixed", "policy_options": {"nosuch": 1}}]},
+        "key variants[0].policy_options.nosuch is 1; allowed is ",
+    ),
+    (
+        {"recording": "r.npz", "drafting": {"combiner": "vote", "members": [{"name": "a"}]}},
+        "drafting is {'combiner': 'vote', 'members': [{'name': 'a'}]}; allowed is kind 'recorded' with members, and ",
+    ),
     (
         {"variants": [{"name": "x", "num_speculative_tokens": "some"}]},
         "variants[0].num_speculative_tokens is 'some'",
@@ -52,14 +68,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target": {"cost": {}}}, "target.cost is nothing"),
     (
         {"variants": [{"name": "x", "policy": "oracle", "policy_options": {"t_max": 1}}]},
-        "policy_options is {'t_max': 1}",
+        "variants[0].policy_options is {'t_max': 1}",
     ),
     (
         {"variants": [{"name": "x", "policy": "oracle", "num_speculative_tokens": -1}]},
         "variants[0].num_speculative_tokens is -1",
     ),
-    ({"variants": [{"name": "x", "policy": "best"}]}, "speculative_config.policy is 'best'"),
-    ({"variants": [{"name": "x", "execution_mode": "pipe"}]}, "speculative_config.execution_mode is 'pipe'"),
+    ({"variants": [{"name": "x", "policy": "best"}]}, "variants[0].policy is 'best'; allowed is one of fixed, off, goodput, slope, confidence, milp, auto, oracle, "),
+    ({"variants": [{"name": "x", "execution_mode": "pipe"}]}, "variants[0].execution_mode is 'pipe'"),
 ]
 
 
@@ -69,6 +85,12 @@ def test_mistakes_are_named(changes: dict[str, Any], sentence: str) -> None:
         simulate(parse(Scenario, {"requests": 4, "target": TARGET, "variants": OFF, **changes}))
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("target: {cost: {fixed: 0.01}}\nvariants: [{name: off, policy: off}]\n")
+    (variant,) = Scenario.read(tmp_path / "s.yaml").variants
+    assert (variant.name, variant.policy) == ("off", "off")
 
 
 def test_lengths_of_less_than_a_token_are_one_token() -> None:
