@@ -6,13 +6,14 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from cospec.assembly.build import assemble, memory_plan_of
 from cospec.assembly.components import TextInfo
@@ -24,6 +25,7 @@ from cospec.core.plugin_base import Drafter
 from cospec.errors import DrafterLost
 from cospec.llm import LLM
 from cospec.models.attention.backend import AttentionShape
+from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.models.kv_cache import LayerBlocks
 from cospec.models.loading import LoadOptions, load_model
 from cospec.models.toy import ToyModel
@@ -41,13 +43,20 @@ from cospec.registry import (
     WEIGHT_FORMATS,
     PluginTable,
 )
+from cospec.runtime.messages import EngineInfo
 from cospec.sampling_params import SamplingParams
+from cospec.server.app import create_app
+from cospec.server.metrics import ServerMetrics
+from cospec.server.service import Service
+from cospec.server.settings import ServerSettings
+from cospec.text.tokenizer import TextTokenizer
 from harness.attention import ATTENTION_LAYERS, ATTENTION_SEGMENTS, SCALE, attention_case, dense_attention
 from harness.ensembles import ensemble_engine
 from harness.pools import pool_of, toy_drafters
 from harness.remote_drafters import recipe_of
 from harness.tiny import tiny
 from harness.toys import toy_engine
+from server.fake_engine import write_tokenizer
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 V = 5
@@ -221,3 +230,27 @@ def test_an_attention_back_end(tmp_path: Path) -> None:
     wanted = logits(load_model(str(tmp_path), options))
     found = logits(load_model(str(tmp_path), replace(options, attention_backend="plain")))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@dataclass(frozen=True)
+class InfoOnly:
+    """An engine's client that answers nothing."""
+
+    info: EngineInfo
+
+
+def test_an_http_endpoint(tmp_path: Path) -> None:
+    (code,) = re.findall(r"## Add an HTTP endpoint or field\n\n```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    module = ModuleType("recipe_endpoint")
+    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    tokens = TextTokenizer(tokenizer_of(str(write_tokenizer(tmp_path))), 256, 257)
+    client: Any = InfoOnly(EngineInfo("fake", str(tmp_path), 256, 257, ("auto", "block")))
+    service = Service(client, tokens, ServerMetrics("fake"), ServerSettings(api_key=("secret",)))
+    app = create_app(service)
+    module.__dict__["add_count"](app, service)
+    http = TestClient(app)
+    assert http.post("/count", json={"prompt": "abc"}).status_code == 401
+    http.headers["Authorization"] = "Bearer secret"
+    assert http.post("/count", json={"prompt": "abc"}).json() == {"count": 3}
+    refused = http.post("/count", json={"prompt": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,26 @@ def test_every_key_opens(server_of: Callable[..., Running]) -> None:
     for key, status in (("one", 200), ("two", 200), ("three", 401)):
         found = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
         assert found.status_code == status
+
+
+def test_every_path_needs_a_key_but_a_short_list(server_of: Callable[..., Running]) -> None:
+    server = server_of(api_key="secret")
+    routes = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    found = {
+        path: {
+            httpx.request(method, server.url + path.replace("{name}", "fake"), content="{}").status_code == 401
+            for method in methods
+        }
+        for path, methods in routes.items()
+    }
+    assert {path for path, guarded in found.items() if guarded != {True}} == {
+        "/health", "/ready", "/metrics", "/version",
+    }  # fmt: skip
+    for path in ("/nothing", "/v1", "/docs/nothing", "/healthy", "//health", "/static-offline-docs"):
+        assert httpx.get(server.url + path).status_code == 401
+    page = httpx.get(f"{server.url}/docs").text
+    scripts = re.findall(r'(?:src|href)="(/[^"]+)"', page)
+    assert scripts and all(httpx.get(server.url + path).status_code == 200 for path in scripts)
 
 
 def test_a_key_may_have_any_characters() -> None:

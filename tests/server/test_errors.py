@@ -66,7 +66,13 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"stop": "\ud800"}, "stop", "whole Unicode characters"),
         ({"stop_token_ids": [2**70]}, "stop_token_ids", "ids from 0 to"),
         ({"logit_bias": {str(2**70): 1}}, "logit_bias", "ids from 0 to"),
-        ({"max_tokens": 2**70}, "max_tokens", "to 9223372036854775807"),
+        ({"max_tokens": 2**70}, "max_tokens", "from 1 to 9223372036854775807"),
+        ({"max_tokens": "five"}, "max_tokens", "'five'; allowed is a whole number from 1 to"),
+        ({"max_tokens": 1.5}, "max_tokens", "1.5; allowed is a whole number from 1 to"),
+        ({"n": "x"}, "n", "'x'; allowed is a whole number from 1 to 128."),
+        ({"top_k": "x"}, "top_k", "from -1 to"),
+        ({"temperature": "x"}, "temperature", "a number from 0 to 100."),
+        ({"prompt_logprobs": "x"}, "prompt_logprobs", "from 0 to 20."),
         ({"speculation": 5}, "speculation", "5"),
         ({"\ud800": 1}, "body", "a JSON object"),
         ({"suffix": "x" * 10_000}, "suffix", " ... "),
@@ -80,7 +86,13 @@ def test_bad_fields_are_named(server: Running, body: dict[str, Any], param: str,
 
 
 def test_missing_prompt(server: Running) -> None:
-    assert error_of(server.post("/v1/completions", max_tokens=1), 400)["param"] == "prompt"
+    error = error_of(server.post("/v1/completions", max_tokens=1), 400)
+    assert error["param"] == "prompt"
+    assert error["message"].startswith("prompt is missing; allowed is a string, a list of strings, ")
+    body = {"messages": [{"role": "user", "contnt": "a"}]}
+    error = error_of(server.post("/v1/chat/completions", **body), 400)
+    assert error["param"] == "messages[0].content"
+    assert "a string or a list of parts" in error["message"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"text"', b"\xff\xfe\x00", b"[" * 100_000])

@@ -93,6 +93,20 @@ def test_extreme_numbers_are_served_or_refused(served: Served) -> None:
         assert served.http.post("/v1/completions", json=body).status_code in (200, 400), extreme
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_output_longer_than_the_context_ends_with_length(served: Served, stream: bool) -> None:
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    body = {"prompt": "ab", "max_tokens": 100_000, "ignore_eos": True, "stream": stream, **options}
+    found = served.http.post("/v1/completions", json=body)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in found.text.split("\n\n") if line[:7] == "data: {"]
+        reasons, usage = [choice["finish_reason"] for each in chunks for choice in each["choices"]], chunks[-1]["usage"]
+    else:
+        reasons, usage = [found.json()["choices"][0]["finish_reason"]], found.json()["usage"]
+    assert reasons[-1] == "length"
+    assert usage["total_tokens"] == 128
+
+
 def test_going_away_frees_the_cache(served: Served) -> None:
     body = {"prompt": "ab", "max_tokens": 100, "n": 8, "ignore_eos": True, "stream": True}
     with served.http.stream("POST", "/v1/completions", json=body) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -21,6 +22,12 @@ SOURCES = [path for folder in ("src/cospec", "tests", "benchmarks") for path in 
 PACKAGE = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TABLES = {name: value for name, value in vars(registry).items() if isinstance(value, PluginTable)}
+WITH_PATHS = [*PAGES, *sorted((ROOT / "src").rglob("*.md"))]
+PATH = re.compile(r"(?<![\w/.:~-])(?:[\w-]+/)+[\w.-]+\.(?:py|cpp|h|md)\b")
+NAMED_CLASS = re.compile(r"``([a-z_]+)\.([A-Z]\w+)``")
+TEXTS: dict[str, list[str]] = {}
+for source in PACKAGE:
+    TEXTS.setdefault(source.stem, []).append(source.read_text(encoding="utf-8"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -67,6 +74,27 @@ def test_command_and_package_have_one_version() -> None:
 def test_links_lead_to_files(page: Path) -> None:
     for link in links(page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", WITH_PATHS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """Of paths in text and commands; the files of recipes do not exist."""
+    text = re.sub(r"\]\([^)]*\)|https?://\S+|^# src/.*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    bases = (ROOT, ROOT / "src" / "cospec", ROOT / "docs", page.parent)
+    missing = {path for path in PATH.findall(text) if not any((base / path).exists() for base in bases)}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_classes_exist(path: Path) -> None:
+    """Of ``module.Class`` in docstrings and comments, where the module is of this package."""
+    missing = {
+        f"{module}.{name}"
+        for module, name in NAMED_CLASS.findall(path.read_text(encoding="utf-8"))
+        if importlib.util.find_spec(module) is None
+        and not any(re.search(rf"^(class )?{name}\b", text, re.MULTILINE) for text in TEXTS.get(module, ()))
+    }
+    assert not missing
 
 
 def test_every_picture_is_shown() -> None:

@@ -98,8 +98,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"memory: {_mib(here['available_bytes'])} available of {_mib(here['memory_bytes'])}"
     yield f"GPU: {here['cuda'] or 'none'}"
     if built["native"]:
+        from cospec.metrics.start_report import of_threads
+
         usable = ", ".join(built["available"])
-        yield f"kernels: native, {built['isa']} (available: {usable}); {built['threads']} threads"
+        yield f"kernels: native, {built['isa']} (available: {usable}); {of_threads(built['threads'])}"
     else:
         yield f"kernels: torch's, because {built['reason']}"
     if found["memory"] is not None:

@@ -48,7 +48,7 @@ class _Sentences(help.Group):
 app = typer.Typer(
     name="cospec",
     cls=_Sentences,
-    help="Exact speculative decoding with one or several drafters.",
+    help="Speculative decoding with one or several drafters, exact by default.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

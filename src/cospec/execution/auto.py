@@ -205,7 +205,7 @@ class Auto:
             self._finish_turn(self._trial)
             return
         measured, executor = self._measured, self.components.executor
-        part = f"drafting takes {measured.share:.0%} of the stages' time"
+        part = f"drafting takes {measured.share:.0%} of the time of drafting and verification"
         if executor is None or not executor.parallel:
             self._settle(f"{part}, but drafter and target share their hardware, so overlapping gains nothing")
             return

@@ -110,13 +110,18 @@ def parameters(folder: Path) -> int:
     return open_source(base_folder(folder)).elements
 
 
+def of_threads(count: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def kernels(config: EngineConfig, device: torch.device) -> str:
     """Return the kernels on ``device``, or why the native kernels are missing."""
     if device.type != "cpu":
         return f"torch's, for {device.type}"
     back_end = choose_linear(config.linear_backend, device)
     if back_end == "native":
-        return f"native, {library.isa()}, {library.threads()} threads"
+        return f"native, {library.isa()}, {of_threads(library.threads())}"
     by_torch = "oneDNN's, through torch" if back_end == "mkldnn" else "torch's"
     if not library.available():
         return f"{by_torch}, because {library.why_not()}; {INSTALL_KERNELS}"

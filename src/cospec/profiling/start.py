@@ -56,7 +56,7 @@ def costs_at_start(
         else:
             forwards, steps = measure_multi_steps(target, drafter, START, SECONDS, multi_step)
         forward, step = _store({**pair_key, "of": "target"}, forwards), _store({**pair_key, "of": "drafter"}, steps)
-        _log.warning("measured the latency of forwards in %.1f s", time.perf_counter() - began)
+        _log.info("measured the latency of forwards in %.1f s", time.perf_counter() - began)
     return LatencyModels(forward, step)
 
 

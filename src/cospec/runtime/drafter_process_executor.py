@@ -94,7 +94,7 @@ class ProcessFuture:
         return self._settled
 
     def result(self, timeout: float | None = None) -> Any:
-        """See ``interfaces.Future``."""
+        """See ``submitted_step.Future``."""
         end = self._executor.clock() + (HUNG_SECONDS if timeout is None else timeout)
         while not self.done():
             left = end - self._executor.clock()

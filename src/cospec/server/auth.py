@@ -14,7 +14,9 @@ from cospec.errors import InvalidInput, reason, words
 from cospec.server import errors
 from cospec.server.settings import ServerSettings
 
-GUARDED = ("/v1/", "/tokenize", "/detokenize", "/cluster")
+# Paths without a key; every other path needs one.
+OPEN = ("/health", "/ready", "/metrics", "/version", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+OPEN_FOLDER = "/static-offline-docs/"  # scripts of /docs
 
 
 def read_keys(settings: ServerSettings) -> ServerSettings:
@@ -45,7 +47,7 @@ def _keys_of(file: Path) -> list[str]:
 
 
 class KeyCheck:
-    """ASGI middleware: answers 401 on guarded paths without a valid key, before the body is read.
+    """ASGI middleware: answers 401 without a valid key, before the body is read. The paths of ``OPEN`` need no key.
 
     ``scope["state"]["key"]`` becomes the index of the given key.
     """
@@ -56,7 +58,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse the request."""
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             given = dict(scope["headers"]).get(b"authorization", b"")
             # The check compares every key, so that the time reveals nothing about the order of keys.
             matches = [number for number, key in enumerate(self._expected) if secrets.compare_digest(given, key)]
@@ -66,6 +68,10 @@ class KeyCheck:
                 return
             scope.setdefault("state", {})["key"] = matches[0]
         await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_FOLDER)
 
 
 class HostCheck:

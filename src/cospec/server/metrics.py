@@ -36,7 +36,7 @@ GAUGES = {
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache in use, 1 is all of it."),
 }
 COUNTERS = {
-    "num_preemptions": ("num_preemptions", "Sequences that gave up their KV cache to others."),
+    "num_preemptions": ("num_preemptions", "Requests that gave up their KV cache to others."),
     "verifier_losses": (
         "verifier_losses",
         "Losses of the target's processes, after which KV caches are computed again.",
@@ -207,7 +207,7 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(finished)
     python_path = CounterMetricFamily(
         PREFIX + "python_path_requests",
-        "Requests of each step that were drafted or verified in Python, by reason.",
+        "Requests of each step that Python drafted, edited or verified, by reason.",
         labels=["model_name", "reason"],
     )
     for reason, count in engine["python_path_requests"].items():

@@ -82,6 +82,26 @@ def test_a_model_that_cannot_be_served_is_a_problem(cospec_command: Command, tmp
     assert "has no readable config.json" in found["problems"][0]
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"method": "pool", "drafters": [{"method": "nram"}]}, "speculative_config.drafters[0].method is 'nram'"),
+        ({"method": "pool", "drafters": [{"method": "ngram"}] * 2}, "speculative_config.drafters[1].name is 'ngram'"),
+        ({"method": "pool", "routing_options": {"x": 1}}, "key speculative_config.routing_options.x is 1"),
+        ({"method": "heads", "heads": "/nope"}, "speculative_config.heads is '/nope'"),
+        ({"method": "ngram", "drafter_nodes": {"bnd": 1}}, "key speculative_config.drafter_nodes.bnd is 1"),
+        ({"method": "ngram", "prompt_lookup_max": 1}, "speculative_config.prompt_lookup_min is 2"),
+        ({"method": "draft_model", "model": "/nope"}, "model is '/nope'"),
+    ],
+)
+def test_a_drafter_that_the_engine_refuses_is_a_problem(
+    cospec_command: Command, given: dict[str, Any], sentence: str
+) -> None:
+    code, found = examined(cospec_command, "--no-smoke-test", "--speculative-config", json.dumps(given))
+    assert code == 1
+    assert found["problems"][0].startswith(sentence)
+
+
 def test_weights_above_the_memory_are_a_problem(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "memory_info", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
     code, found = examined(cospec_command, "--no-smoke-test")

@@ -98,6 +98,9 @@ def test_requests_choose_what_they_may() -> None:
     assert sum(open_.metrics().draft_tokens.values()) == 0
     with pytest.raises(InvalidInput, match=r"^speculation.policy is 'best'"):
         open_.add(request(policy="best"))
+    with pytest.raises(InvalidInput, match=r"^speculation.length is 4; allowed is 0 or absent with policy 'off'"):
+        open_.add(request(policy="off", length=4))
+    open_.parts.input_processor.resolve(request(policy="off", length=0))
     shut = replace(open_.parts.input_processor, may_choose=frozenset({"length"}))
     shut.resolve(request(length=2))
     refused: dict[str, dict[str, Any]] = {

@@ -126,6 +126,9 @@ def test_files(tmp_path: Path) -> None:
     for name, text, sentence in (
         ("list.json", "[1]", "a file that holds one object"),
         ("broken.json", "{", "a JSON or YAML file"),
+        ("broken.yaml", "a: 1\n b: 2\n", "which is not JSON or YAML in line 2, column 3"),
+        ("list.yaml", "- 1", "which holds a list"),
+        ("empty.yaml", "", "which holds nothing"),
         ("missing.json", None, "a readable file (No such file or directory)"),
     ):
         path = tmp_path / name

@@ -57,7 +57,7 @@ def test_offers_are_built_from_the_command_line() -> None:
     ("drafters", "sentence"),
     [
         ([{"method": "guess"}], "drafter: method is 'guess'"),
-        ([{"method": "pool"}], "a method without pool"),
+        ([{"method": "pool"}], "method is 'pool'; allowed is one of draft_model, ngram, suffix, synthetic"),
         ([{"method": "ngram", "name": ""}], "drafter: name is ''"),
         ([{"method": "ngram"}, {"method": "ngram"}], "drafters with different names"),
         ([{"method": "ngram", "prompt_lookup_max": 99}], "prompt_lookup_max is 99"),
