@@ -4,8 +4,8 @@ Run ``python -m benchmarks.gguf_speed [--models Llama-3.2-1B] [--types q4_0 q4_k
 The files have the shapes of known models and random weights, and are written once to ``--folder``. The systems take
 turns in one process, in random order, with the same number of threads. Both compute the logits of all rows, and of a
 prompt the logits of the last token. A figure is the median over turns; the ratio is taken within a turn. The first
-turns do not count: on a virtual machine, fresh memory may be four times as slow for some seconds. Each model has a
-result file.
+turns do not count: on a virtual machine, fresh memory may be four times as slow for some seconds. Each model and
+instruction set has a result file.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def main() -> None:
     settings = {"context": CONTEXT, "turns": options.turns, "repeats": options.repeats}
     for name in options.models:
         rows = compare(MODELS[name], options)
-        suffix = f"_{options.isa}" if options.isa else ""
-        print("written to", write(f"gguf_{name.lower()}{suffix}", {"options": settings, "rows": rows}), flush=True)
+        result = f"gguf_{name.lower()}_{operators.isa()}"
+        print("written to", write(result, {"options": settings, "rows": rows}), flush=True)
 
 
 if __name__ == "__main__":

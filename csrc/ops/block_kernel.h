@@ -7,7 +7,7 @@
 #pragma once
 #include <utility>
 
-#include "ops/integer_simd.h"
+#include "ops/integer_sums.h"
 #include "ops/linear_kernel.h"
 
 namespace cospec {
@@ -15,19 +15,25 @@ namespace cospec {
 namespace {
 
 #if defined(__AVX512F__)
-// Most rows of a tile in registers. Both halves of a panel share the inputs, and all sums of a tile stay in registers.
+// Most rows of a tile in registers, and halves of a panel that share the inputs. Here all sums stay in registers.
 #if defined(__AVX512VNNI__)
 constexpr int BLOCK_ROWS = 6;
 #else
 constexpr int BLOCK_ROWS = 4;
 #endif
-constexpr int halves_of_tile(int) { return 2; }
+constexpr int TILE_HALVES = 2;
+constexpr long block_depth(long) { return 1 << 20; }
 #elif defined(__AVX2__)
 constexpr int BLOCK_ROWS = 4;
-constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
+constexpr int TILE_HALVES = 1;
+#ifndef LAB_DEPTH
+#define LAB_DEPTH 12288
+#endif
+constexpr long block_depth(long block) { return LAB_DEPTH / block + 1; }
 #else
 constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
-constexpr int halves_of_tile(int) { return 1; }
+constexpr int TILE_HALVES = 1;
+constexpr long block_depth(long) { return 1 << 20; }
 #endif
 #if defined(__AMX_INT8__)
 constexpr int TILE_ROWS = 16;  // of AMX, whose tiles pay for more rows than fit into registers
@@ -45,55 +51,65 @@ template <int N, class F> INLINE void for_constants(F&& f) {
     }
 }
 
-// Rows of rounded inputs: integers, and for each 32 inputs the scale. A padded row ends with zeros.
+// Rows of rounded inputs: integers, and for each 32 inputs the scale. A padded row ends with zeros. Rows of a tile are
+// interleaved, so that a tile reads one stream: [inputs / 32, rows of the tile, ...].
 struct RoundedInputs {
-    int8_t* integers;  // [rows, inputs]
-    float* scales;     // [rows, inputs / 32]
-    int32_t* starts;   // [rows, inputs / SUB]: - offset * sum of integers, where sums of integers start
-    float* sums;       // [rows, inputs / 32]: scale * sum of integers
-    long inputs;       // padded, not to a power of two, so that rows of a tile lie in different sets of the cache
-    static constexpr long padded(long inputs) { return (inputs + 255) / 256 * 256 + 64; }
+    int8_t* integers;  // [32], as the sums take them: at most two bytes each
+    float* scales;
+    int32_t* starts;  // [32 / SUB], where sums of integers start
+    float* sums;      // scale * sum of integers
+    // The inputs from so many times 32 inputs of a row on.
+    template <class F> RoundedInputs from(long place) const {
+        return {integers + 32 * PartSums<F>::INPUT_BYTES * place, scales + place, starts + 32 / F::SUB * place,
+            sums + place};
+    }
+    static constexpr long padded(long inputs) { return (inputs + 255) / 256 * 256; }
     // Floats of a padded row.
-    static constexpr long row_floats(long inputs) { return inputs / 4 + inputs / 32 + inputs / 16 + inputs / 32; }
+    static constexpr long row_floats(long inputs) { return inputs / 2 + inputs / 32 + inputs / 16 + inputs / 32; }
 };
+
+INLINE uint32_t bits_of(float x) {
+    uint32_t word;
+    memcpy(&word, &x, 4);
+    return word;
+}
 
 // Round 32 inputs to integers from -127 to 127, ties to even. Returns the scale: NaN where an input is not finite.
 static float round_32(const float* x, int8_t* to) {
-    uint32_t words[32], largest = 0;
-    memcpy(words, x, 128);
+    uint32_t largest = 0;
     for (int i = 0; i < 32; i++) {
-        const uint32_t size = words[i] & 0x7fffffffu;  // ordered like the numbers, and NaN and infinity come last
+        const uint32_t size = bits_of(x[i]) & 0x7fffffffu;  // ordered like the numbers; NaN and infinity come last
         largest = size > largest ? size : largest;
     }
     float magnitude;
     memcpy(&magnitude, &largest, 4);
     const bool finite = largest < 0x7f800000u;
     const float factor = finite && magnitude >= 1e-30f ? 127.0f / magnitude : 0.0f;
-    float rounded[32];
-    for (int i = 0; i < 32; i++) rounded[i] = (finite ? x[i] : 0.0f) * factor + 12582912.0f;  // the last bit is 1
-    memcpy(words, rounded, 128);
-    for (int i = 0; i < 32; i++) to[i] = (int8_t)(words[i] - 0x4b400000u);
+    for (int i = 0; i < 32; i++)  // the last bit of the sum is 1
+        to[i] = (int8_t)(bits_of((finite ? x[i] : 0.0f) * factor + 12582912.0f) - 0x4b400000u);
     return finite ? (factor ? magnitude / 127.0f : 0.0f) : __builtin_nanf("");
 }
 
-template <class F> static void round_row(const float* x, long inputs, const RoundedInputs& to, long row) {
-    constexpr int offset = dot_takes_offset(F::LARGEST) ? 0 : F::OFFSET;
-    int8_t* integers = to.integers + row * to.inputs;
-    for (long b = 0; 32 * b < to.inputs; b++, integers += 32) {
-        const long left = inputs - 32 * b;
+template <class F> INLINE void round_block(const float* x, const RoundedInputs& to) {
+    typedef PartSums<F> Sums;
+    int8_t integers[32];
+    *to.scales = round_32(x, integers);
+    int32_t sum = 0;
+    for (int i = 0; i < 32; i++) sum += integers[i];
+    *to.sums = *to.scales * (float)sum;
+    for (int part = 0; part < 32 / F::SUB; part++) to.starts[part] = Sums::start(integers + F::SUB * part);
+    Sums::arrange(integers, to.integers);
+}
+
+// Round one of the rows of a tile.
+template <class F> static void round_row(const float* x, long inputs, RoundedInputs to, long row, long rows) {
+    to = to.from<F>(row);
+    long i = 0;
+    for (; i + 32 <= inputs; i += 32, to = to.from<F>(rows)) round_block<F>(x + i, to);
+    for (; i < RoundedInputs::padded(inputs); i += 32, to = to.from<F>(rows)) {
         float padded[32] = {};
-        if (left < 32) memcpy(padded, x + 32 * b, sizeof(float) * (left > 0 ? left : 0));
-        const float scale = round_32(left < 32 ? padded : x + 32 * b, integers);
-        int32_t sums[2] = {};
-        for (int half = 0; half < 2; half++)
-            for (int i = 0; i < 16; i++) sums[half] += integers[16 * half + i];
-        const long at = row * to.inputs / 32 + b;
-        to.scales[at] = scale;
-        to.sums[at] = scale * (float)(sums[0] + sums[1]);
-        if (F::SUB == 32)
-            to.starts[at] = -offset * (sums[0] + sums[1]);
-        else
-            for (int half = 0; half < 2; half++) to.starts[2 * at + half] = -offset * sums[half];
+        if (i < inputs) memcpy(padded, x + i, sizeof(float) * (inputs - i));
+        round_block<F>(padded, to);
     }
 }
 
@@ -121,18 +137,19 @@ template <class F> INLINE V load_scales(const uint8_t* p) {
         return from_bf16((const uint16_t*)p);
 }
 
-// Rows of inputs against a panel. A panel is read several times where the rows take several tiles. Then each reading
-// prefetches its share of the next panel, so that memory is busy all the time.
+// Rows of inputs against blocks of a panel. Blocks are read several times where the rows take several tiles. Then each
+// reading prefetches its share of the next blocks, so that memory is busy all the time.
 template <class F> struct BlockTile {
-    const uint8_t* panel;
-    const RoundedInputs* x;
-    long row, blocks;
-    float* sums;  // [rows, PANEL]
+    const uint8_t* block;
+    long blocks;
+    RoundedInputs x;
+    float* sums;     // [rows, PANEL]
+    bool continued;  // from the sums of earlier blocks
     int reading, readings;
 
-    long panel_bytes() const { return blocks * Layout<F>::BLOCK; }
-    const uint8_t* ahead(int own) const {
-        return panel + (readings == 1 ? BLOCK_PREFETCH : panel_bytes() * (readings + reading + own) / readings);
+    const uint8_t* ahead() const {
+        const long bytes = blocks * Layout<F>::BLOCK;
+        return block + (readings == 1 ? BLOCK_PREFETCH : bytes * (readings + reading) / readings);
     }
     // Bytes that each 32 inputs prefetch.
     long share() const { return (Layout<F>::BLOCK / (F::INPUTS / 32) / readings + 63) / 64 * 64; }
@@ -156,61 +173,72 @@ template <class F> INLINE V add_part(V total, Ints sums, V scale, V minimum, flo
     return total;
 }
 
-template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
+// The integer sums of a part of 32 inputs, for each row and half.
+template <class F, int PART, int ROWS>
+INLINE void part_sums(const uint8_t* half, const RoundedInputs& x, Ints (&sums)[ROWS][TILE_HALVES]) {
+    typedef PartSums<F> Sums;
+    for_constants<F::SUB / 8 / Sums::PAIRS>([&](auto run) __attribute__((always_inline)) {
+        constexpr int RUN = decltype(run)::value;
+        Ints own[ROWS][TILE_HALVES];
+        UNROLL_FOR (int r = 0; r < ROWS; r++)
+            UNROLL_FOR (int h = 0; h < TILE_HALVES; h++)
+                own[r][h] = splat_int(RUN == 0 ? x.starts[32 / F::SUB * r + PART] : 0);
+        for_constants<Sums::PAIRS>([&](auto i) __attribute__((always_inline)) {
+            constexpr int PAIR = PART * F::SUB / 8 + RUN * Sums::PAIRS + decltype(i)::value;
+            Bytes w[TILE_HALVES][2];
+            UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) load_pair<F, PAIR>(half + Layout<F>::HALF * h, w[h]);
+            Sums::template add<PAIR>(own, w, x.integers);
+        });
+        UNROLL_FOR (int r = 0; r < ROWS; r++)
+            UNROLL_FOR (int h = 0; h < TILE_HALVES; h++)
+                if constexpr (RUN == 0)
+                    sums[r][h] = Sums::end(own[r][h]);
+                else
+                    sums[r][h] = sums[r][h] + Sums::end(own[r][h]);
+    });
+}
+
+// Not inlined: GCC then keeps the integer sums in registers.
+template <class F, int ROWS> static __attribute__((noinline)) void block_tile(const BlockTile<F>& t) {
     typedef Layout<F> L;
     // Bytes go to L2: with prefetches to L1 or none, one row of 8 bits read 0.7 to 0.9 of what plain loads read.
     // Half bytes go to L1: with prefetches to L2, some numbers of rows were slower (AMD EPYC).
     constexpr int LEVEL = F::LOW == 8 ? 2 : 3;
-    V total[ROWS][HALVES];
-    UNROLL_FOR (int r = 0; r < ROWS; r++)
-        UNROLL_FOR (int h = 0; h < HALVES; h++) total[r][h] = zero();
-    const uint8_t *block = t.panel, *ahead = t.ahead(first / HALVES);
-    const long row = t.x->inputs, share = t.share();
-    const int8_t* x = t.x->integers + t.row * row;
-    const float *x_scales = t.x->scales + t.row * row / 32, *x_sums = t.x->sums + t.row * row / 32;
-    const int32_t* starts = t.x->starts + t.row * row / F::SUB;
+    V total[2][ROWS];
+    for (int h = 0; h < 2; h++)
+        UNROLL_FOR (int r = 0; r < ROWS; r++) total[h][r] = t.continued ? load(t.sums + r * PANEL + 16 * h) : zero();
+    const uint8_t *block = t.block, *ahead = t.ahead();
+    const long share = t.share();
+    RoundedInputs x = t.x;
     for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
-        V scale[HALVES], minimum[HALVES];
-        UNROLL_FOR (int h = 0; h < HALVES; h++) {
-            scale[h] = load_scales<F>(block + 32 * (first + h));
-            if constexpr (F::MINIMUMS) minimum[h] = zero() - load_scales<F>(block + 64 + 32 * (first + h));
-        }
         const uint8_t* group = block + L::HEAD;
         for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
             for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, LEVEL);
             ahead += share;
-            for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
-                constexpr int PART = decltype(part)::value, PAIRS = F::SUB / 8;
-                Ints sums[ROWS][HALVES];
-                UNROLL_FOR (int r = 0; r < ROWS; r++)
-                    UNROLL_FOR (int h = 0; h < HALVES; h++) sums[r][h] = splat_int(starts[r * (row / F::SUB) + PART]);
-                for_constants<PAIRS>([&](auto i) __attribute__((always_inline)) {
-                    constexpr int PAIR = PART * PAIRS + decltype(i)::value;
-                    Bytes w[HALVES][2];
-                    UNROLL_FOR (int h = 0; h < HALVES; h++)
-                        load_pair<F, PAIR>(group + L::SUB_SCALES + L::HALF * (first + h), w[h]);
-                    UNROLL_FOR (int r = 0; r < ROWS; r++)
-                        UNROLL_FOR (int h = 0; h < HALVES; h++)
-                            sums[r][h] = dot<F::LARGEST>(w[h][0], w[h][1], x + r * row + 8 * PAIR, sums[r][h]);
-                });
-                UNROLL_FOR (int h = 0; h < HALVES; h++) {
-                    V own = scale[h], own_minimum = minimum[h];
-                    part_scales<F, PART>(group, first + h, own, own_minimum);
-                    UNROLL_FOR (int r = 0; r < ROWS; r++)
-                        total[r][h] = add_part<F>(total[r][h], sums[r][h], own, own_minimum, x_scales[r * (row / 32)],
-                            x_sums[r * (row / 32)]);
+            NO_UNROLL_FOR(int half = 0; half < 2; half += TILE_HALVES) {
+                V scale[TILE_HALVES], minimum[TILE_HALVES];
+                UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) {
+                    scale[h] = load_scales<F>(block + 32 * (half + h));
+                    if constexpr (F::MINIMUMS) minimum[h] = zero() - load_scales<F>(block + 64 + 32 * (half + h));
                 }
-            });
-            x += 32, x_scales++, x_sums++, starts += 32 / F::SUB;
+                for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
+                    constexpr int PART = decltype(part)::value;
+                    Ints sums[ROWS][TILE_HALVES];
+                    part_sums<F, PART, ROWS>(group + L::SUB_SCALES + L::HALF * half, x, sums);
+                    UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) {
+                        V own = scale[h], own_minimum = minimum[h];
+                        part_scales<F, PART>(group, half + h, own, own_minimum);
+                        UNROLL_FOR (int r = 0; r < ROWS; r++)
+                            total[half + h][r] =
+                                add_part<F>(total[half + h][r], sums[r][h], own, own_minimum, x.scales[r], x.sums[r]);
+                    }
+                });
+            }
+            x = x.from<F>(ROWS);
         }
     }
-    UNROLL_FOR (int r = 0; r < ROWS; r++)
-        UNROLL_FOR (int h = 0; h < HALVES; h++) store(t.sums + r * PANEL + 16 * (first + h), total[r][h]);
-}
-
-template <class F, int ROWS> static void block_tiles(const BlockTile<F>& t) {
-    constexpr int halves = halves_of_tile(ROWS);
-    for (int first = 0; first < 2; first += halves) block_tile<F, ROWS, halves>(t, first);
+    for (int h = 0; h < 2; h++)
+        UNROLL_FOR (int r = 0; r < ROWS; r++) store(t.sums + r * PANEL + 16 * h, total[h][r]);
 }
 
 #if defined(__AMX_INT8__)
@@ -251,12 +279,10 @@ template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
     typedef Layout<F> L;
     alignas(64) uint8_t words[2][16 * F::SUB];
     alignas(64) int32_t sums[2][16 * TILE_ROWS];
-    const uint8_t *block = t.panel, *ahead = t.ahead(0);
-    const long row = t.x->inputs, share = t.share();
-    const int8_t* x = t.x->integers + t.row * row;
-    const float *x_scales = t.x->scales + t.row * row / 32, *x_sums = t.x->sums + t.row * row / 32;
-    const int32_t* starts = t.x->starts + t.row * row / F::SUB;
-    for (int r = 0; r < rows; r++) memset(t.sums + r * PANEL, 0, sizeof(float) * BLOCK_PANEL);
+    const uint8_t *block = t.block, *ahead = t.ahead();
+    const long share = t.share();
+    RoundedInputs x = t.x;
+    for (int r = 0; r < rows && !t.continued; r++) memset(t.sums + r * PANEL, 0, sizeof(float) * BLOCK_PANEL);
     configure_tiles<F>(rows);
     for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
         const uint8_t* group = block + L::HEAD;
@@ -271,7 +297,7 @@ template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
                 finish_stores();
                 _tile_zero(0);
                 _tile_zero(1);
-                _tile_loadd(2, x + F::SUB * PART, row);
+                _tile_loadd(2, x.integers + F::SUB * PART, 32);
                 _tile_loadd(3, first, 64);
                 _tile_loadd(4, second, 64);
                 _tile_dpbsud(0, 2, 3);
@@ -283,14 +309,13 @@ template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
                     if constexpr (F::MINIMUMS) own_minimum = zero() - load_scales<F>(block + 64 + 32 * h);
                     part_scales<F, PART>(group, h, own, own_minimum);
                     for (int r = 0; r < rows; r++) {
-                        const Ints sum = load_ints(sums[h] + 16 * r) + splat_int(starts[r * (row / F::SUB) + PART]);
+                        const Ints sum = load_ints(sums[h] + 16 * r) + splat_int(x.starts[32 / F::SUB * r + PART]);
                         float* to = t.sums + r * PANEL + 16 * h;
-                        store(to, add_part<F>(load(to), sum, own, own_minimum, x_scales[r * (row / 32)],
-                                      x_sums[r * (row / 32)]));
+                        store(to, add_part<F>(load(to), sum, own, own_minimum, x.scales[r], x.sums[r]));
                     }
                 }
             });
-            x += 32, x_scales++, x_sums++, starts += 32 / F::SUB;
+            x = x.from<F>(rows);
         }
     }
     _tile_release();
@@ -302,9 +327,9 @@ template <class F> static void block_group(const BlockTile<F>& t, int rows) {
     if (rows > BLOCK_ROWS) return amx_tile<F>(t, rows);
 #endif
     switch (rows) {
-#define CASE(n)                                              \
-    case n:                                                  \
-        if constexpr (n <= BLOCK_ROWS) block_tiles<F, n>(t); \
+#define CASE(n)                                             \
+    case n:                                                 \
+        if constexpr (n <= BLOCK_ROWS) block_tile<F, n>(t); \
         break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
@@ -327,21 +352,29 @@ static void block_chunk(const LinearParams& params, long first, long rows, const
     float* scales = sums + rows * PANEL;
     float* x_sums = scales + rows * padded / 32;
     int32_t* starts = (int32_t*)(x_sums + rows * padded / 32);
-    const RoundedInputs x = {(int8_t*)(starts + rows * padded / 16), scales, starts, x_sums, padded};
-    for (long r = 0; r < rows; r++) round_row<F>(params.x + (first + r) * params.x_row, l.inputs, x, r);
+    const RoundedInputs x = {(int8_t*)(starts + rows * padded / 16), scales, starts, x_sums};
+    const auto start = [&](long g) { return rows * g / groups; };
+    for (long g = 0; g < groups; g++)
+        for (long r = start(g); r < start(g + 1); r++)
+            round_row<F>(params.x + (first + r) * params.x_row, l.inputs, x.from<F>(start(g) * padded / 32),
+                r - start(g), start(g + 1) - start(g));
     const long step = params.epilogue == SWIGLU ? 2 : 1;
     const long panel_bytes = Layout<F>::panel_bytes(l.inputs), units = (l.outputs + 31) / 32 / step;
+    const long blocks = Layout<F>::blocks(l.inputs), depth = groups > 1 ? block_depth(Layout<F>::BLOCK) : blocks;
     team.share(units, least_share(step * panel_bytes), [&](long from, long to) {
         for (long panel = from * step; panel < to * step; panel += step) {
-            for (long own = 0; own < step; own++)
-                for (long g = 0; g < groups; g++) {
-                    const long start = rows * g / groups, end = rows * (g + 1) / groups;
-                    const uint8_t* packed = (const uint8_t*)l.weight + (panel + own) * panel_bytes;
-                    const int count = (int)(end - start), passes = 2 / halves_of_tile(count);
-                    block_group<F>({packed, &x, start, Layout<F>::blocks(l.inputs), sums + start * PANEL + 32 * own,
-                                       (int)g * passes, (int)groups * passes},
-                        count);
-                }
+            for (long own = 0; own < step; own++) {
+                const uint8_t* packed = (const uint8_t*)l.weight + (panel + own) * panel_bytes;
+                for (long block = 0; block < blocks; block += depth)
+                    for (long g = 0; g < groups; g++) {
+                        const long count = start(g + 1) - start(g);
+                        const long place = start(g) * padded + count * F::INPUTS * block;
+                        block_group<F>({packed + Layout<F>::BLOCK * block,
+                                           blocks - block < depth ? blocks - block : depth, x.from<F>(place / 32),
+                                           sums + start(g) * PANEL + 32 * own, block > 0, (int)g, (int)groups},
+                            (int)count);
+                    }
+            }
             write_outputs(params, sums, first, rows, 32 * panel, 2);
         }
     });

@@ -23,7 +23,7 @@ constexpr bool fits_16_bits(int largest) { return largest <= 63; }
 // offset, and the sign goes to the input: |weight| * (input with the weight's sign), 2 * 128 * 127 < 2^15.
 // An input is never -128. Then `dot` takes the offset off, and sums start at 0. So it does where the instruction takes
 // signed weights only.
-#if (defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)) || \
+#if (defined(__AVX512F__) && !defined(__AVX512VNNI__)) || \
     (defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8))
 constexpr bool dot_takes_offset(int largest) { return !fits_16_bits(largest); }
 #else
@@ -118,29 +118,14 @@ INLINE __m256 from_half8(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_s
 INLINE V from_half(const uint16_t* p) { return {from_half8(p), from_half8(p + 8)}; }
 
 #if defined(__AVXVNNI__)
-template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256i x0, __m256i x1) {
-    return _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), first, x0), second, x1);
+INLINE __m256i dot8(__m256i total, __m256i first, __m256i second, __m256i x0, __m256i x1) {
+    return _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(total, first, x0), second, x1);
 }
-#else
-template <int LARGEST> INLINE __m256i dot8(__m256i first, __m256i second, __m256i x0, __m256i x1) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (fits_16_bits(LARGEST)) {
-        const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(first, x0), _mm256_maddubs_epi16(second, x1));
-        return _mm256_madd_epi16(pairs, ones);
-    } else {
-        const auto word = [&](__m256i w, __m256i x) {
-            const __m256i number = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
-            return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(number), _mm256_sign_epi8(x, number)), ones);
-        };
-        return _mm256_add_epi32(word(first, x0), word(second, x1));
-    }
-}
-#endif
 template <int LARGEST> INLINE Ints dot(Bytes first, Bytes second, const int8_t* x, Ints total) {
     const __m256i x0 = _mm256_set1_epi32((int)quad_at(x)), x1 = _mm256_set1_epi32((int)quad_at(x + 4));
-    return {_mm256_add_epi32(total.a, dot8<LARGEST>(first.a, second.a, x0, x1)),
-        _mm256_add_epi32(total.b, dot8<LARGEST>(first.b, second.b, x0, x1))};
+    return {dot8(total.a, first.a, second.a, x0, x1), dot8(total.b, first.b, second.b, x0, x1)};
 }
+#endif
 
 #else
 
