@@ -148,6 +148,34 @@ def test_extreme_integers_saturate_on_no_instruction_set(rows: int) -> None:
 
 
 @native
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_sums_are_equal_on_every_instruction_set(name: str) -> None:
+    """The largest sums of a block: AVX2 sums integers of up to six bits in 16 bits."""
+    format = block_format(name)
+    blocks = np.repeat(np.array([0, 255, 127, 128], np.uint8), 10)[:, None].repeat(2 * format.block_bytes, 1)
+    for place in HALVES.get(name, (0,)):
+        for start in (place, place + format.block_bytes):
+            blocks[:, start : start + 2] = np.frombuffer(np.float16(0.25).tobytes(), np.uint8)
+    if name == "mxfp4":
+        blocks[:, [0, format.block_bytes]] = 128
+    weight = format.from_blocks(blocks, 2 * format.block_size)
+    layer = operators.PackedLinear(weight, None)
+    x = torch.tensor([1.0, -1.0, 0.5]).repeat_interleave(2)[:, None].repeat(1, 2 * format.block_size)
+    x[1::2, 1::2] *= -1
+    best, found = operators.isa(), []
+    try:
+        for isa in library.offered():
+            operators.set_isa(isa)
+            found.append(layer(x))
+    finally:
+        operators.set_isa(best)
+    assert all(torch.equal(each, found[0]) for each in found)
+    values = weight.decode(torch.float64)
+    size = x.double().abs() @ values.abs().T  # a minimum and its integers may cancel
+    assert bool(((found[0].double() - x.double() @ values.T).abs() <= 1e-5 * size).all())
+
+
+@native
 def test_minimums_are_steps_of_the_same_chain() -> None:
     torch.manual_seed(0)
     weight, x = Q4K().read(torch.randn(45, 512)), torch.randn(512)
