@@ -83,10 +83,7 @@ def helped(runs: Runs) -> str:
     ]
     if not lost:
         return "Steps in flight help every system."
-    return (
-        f"Steps in flight help every system, but not {', '.join(lost)}. PipeInfer drafts ahead of a step already; why "
-        "steps in flight slow it down was not measured."
-    )
+    return f"Steps in flight help every system, but not {', '.join(lost)}. The reason was not measured."
 
 
 def behind(runs: Runs) -> str:
