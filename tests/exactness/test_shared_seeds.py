@@ -8,21 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.interfaces import PipelinedModel
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Request, SpeculationParams
+from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
 from harness.enumerated_draws import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
+from harness.in_flight import QueuedModel
 from harness.pools import pool_of
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, run_all, tokens_of, toy_engine
@@ -235,6 +241,21 @@ def test_which_requests_have_numbers_of_their_own() -> None:
         seed(unseeded, acceptance_method="block"),
     ):
         assert same == FIRST.seed
+
+
+def test_a_repetition_has_other_numbers_where_other_requests_decide_about_drafts_ahead() -> None:
+    """Requests with one seed would otherwise choose by their common numbers when each draws ahead."""
+
+    def seeds(execution_mode: str) -> set[int]:
+        model = ToyModel(3, order=2, seed=1)
+        model.pipelined_model = cast(PipelinedModel, QueuedModel(model, 3, lambda: None))
+        speculative = SpeculativeConfig(num_speculative_tokens=2, policy="fixed", execution_mode=execution_mode)
+        drafter = ModelDrafter(ToyModel(3, order=1, seed=2))
+        resolve = assemble(model, drafter, speculative, EngineConfig(), TextInfo()).input_processor.resolve
+        request = replace(FIRST, speculation=SpeculationParams(acceptance_method="block"))
+        return {resolve(request, number).seed for number in range(2)}
+
+    assert len(seeds("draft-ahead")) == 2 and len(seeds("sequential")) == 1
 
 
 OTHER_LAWS: dict[str, dict[str, Any]] = {
