@@ -23,7 +23,15 @@ from harness.in_flight import cancelled, most_in_flight, run_disturbed, with_ste
 from harness.methods import override
 from harness.overlap import under
 from harness.reference import joint_distribution_of
-from harness.toys import enumerated_distribution, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import (
+    enumerated_distribution,
+    enumerated_distribution_after,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    with_pool,
+)
 
 EXACT = 1e-12
 VOCAB = 6
@@ -96,6 +104,17 @@ def distance(acceptance_method: str, count: int, length: int = 4) -> float:
 def test_the_distribution_is_kept(acceptance_method: str, count: int) -> None:
     """Every path through the random choices of drafts and verification; no random number serves twice."""
     assert distance(acceptance_method, count) < EXACT
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_the_distribution_is_kept_when_a_neighbour_ends(acceptance_method: str) -> None:
+    """Drafts ahead and further windows begin in the middle of an output, when the request runs alone."""
+    plain, greedy = SamplingParams(max_tokens=6), SamplingParams(temperature=0, max_tokens=3, seed=1 << 20)
+    model, drafter = ToyModel(2, order=1, seed=1), ModelDrafter(ToyModel(2, order=1, seed=5))
+    engine = always(with_steps_in_flight(under(toy_engine(model, drafter, acceptance_method, 1), "draft-ahead"), 3))
+    found = enumerated_distribution_after(engine, make_request("neighbour", (1, 0), greedy), (0, 1), plain, 5)
+    assert engine.metrics().drafts_ahead["in flight"] > 0 < cancelled(engine)
+    assert total_variation(found, joint_distribution_of(ToyModel(2, order=1, seed=1), plain, (0, 1), 5)) < EXACT
 
 
 def keeps_refuted_windows() -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -109,29 +110,60 @@ def enumerated_distribution(
     """The exact joint distribution of the first ``length`` tokens of ``engine``.
 
     Every path through the random choices is a request of its own, known by its seed. Up to ``at_once`` run at once and
-    new ones arrive while others are in the middle, so the enumeration also goes through a busy engine.
+    new ones arrive while others are in the middle, so the enumeration also goes through a busy engine. ``at_once`` is 1
+    where a request's random choices depend on whether others run.
     """
+    return _enumerated(engine, Request("", tuple(prompt), params, 0), length, by_round, at_once)
+
+
+def enumerated_distribution_after(
+    engine: Engine, neighbour: Request, prompt: Sequence[int], params: SamplingParams, length: int = 3
+) -> OutputDistribution:
+    """The same for one request at a time that arrives after a greedy one, in an idle engine for every path."""
+
+    def restart() -> None:
+        engine.abort([neighbour.id])
+        while engine.has_work:
+            engine.step()
+        engine.add(neighbour)
+
+    return _enumerated(engine, Request("", tuple(prompt), params, 0), length, at_once=1, restart=restart)
+
+
+def _enumerated(
+    engine: Engine,
+    request: Request,
+    length: int,
+    by_round: bool = True,
+    at_once: int = 1,
+    restart: Callable[[], None] = lambda: None,
+) -> OutputDistribution:
+    """Enumerate copies of ``request``, each with a seed of its own; ``restart`` is called where no copy runs."""
     traces: dict[int, BranchTrace] = {}
     outputs: dict[str, tuple[int, ...]] = {}
     waiting: list[tuple[int, ...]] = [()]
     distribution: OutputDistribution = {}
+    method = engine.parts.input_processor.acceptance_method
+    chosen = SpeculationParams(acceptance_method=method if method != "auto" else "block")
 
-    def draws(seed: int, base: int) -> BranchingRandom:
+    def draws(seed: int, base: int) -> RandomStreams | BranchingRandom:
         own, ahead = _parts(seed)
+        if own not in traces:
+            return RandomStreams(derive_seed(own, *ahead) if ahead else own, base)
         return BranchingRandom(traces[own], (base, *ahead) if ahead else base, by_round)
 
     with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
         while waiting or outputs:
+            if not outputs:
+                restart()
             while waiting and len(outputs) < at_once:
                 seed = len(traces)
                 traces[seed] = BranchTrace(waiting.pop())
                 outputs[str(seed)] = ()
-                acceptance_method = engine.parts.input_processor.acceptance_method
-                chosen = SpeculationParams(
-                    acceptance_method=acceptance_method if acceptance_method != "auto" else "block"
-                )
-                engine.add(Request(str(seed), tuple(prompt), params, seed, parent=str(seed), speculation=chosen))
+                engine.add(replace(request, id=str(seed), seed=seed, parent=str(seed), speculation=chosen))
             for event in engine.step():
+                if event.id not in outputs:  # of a neighbour
+                    continue
                 outputs[event.id] += event.tokens
                 if event.finish is not None or len(outputs[event.id]) >= length:
                     engine.abort([event.id])
@@ -220,6 +252,7 @@ __all__ = [
     "ScriptedDrafter",
     "drawing",
     "enumerated_distribution",
+    "enumerated_distribution_after",
     "enumerated_distribution_among",
     "make_request",
     "run_all",
