@@ -2,8 +2,8 @@
 
 Run ``python -m benchmarks.policy_cost``. Steps are simulated: acceptance is drawn, and seconds come from a latency
 model similar to the zoo on two cores. So policies decide as often as in an engine. Times are thread times, which
-other processes lengthen by shared caches alone. The clock takes as long as a plan that changes nothing, so the time of an
-empty call, measured in every step, is subtracted.
+other processes lengthen by shared caches alone. The clock takes as long as a plan that changes nothing. So the time of
+an empty call, measured in every step, is subtracted.
 
 All policies of a batch run in turn, a block of steps each, in a new order for every turn. The first turn warms up the
 policies. A share is the median over the blocks of the other turns, with an interval from resampled blocks.

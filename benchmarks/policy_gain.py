@@ -44,7 +44,7 @@ SCENARIOS = (
     ("long-drafts", ("limit of 8", "growing limit")),
     ("long-drafts", ("usual acceptance limit of 8", "usual acceptance growing limit")),
 )
-"""Scenarios and variants, which are compared with the first variant; the growing limit is the default of ``goodput``."""
+"""Scenarios and variants, each compared with the first variant; ``goodput`` has the growing limit by default."""
 
 
 def in_engine(rates: Sequence[float], turns: int, tokens: int) -> list[dict[str, Any]]:
