@@ -103,7 +103,7 @@ REPORTS = {
             ("Llama-3.2-1B", "gguf_llama-3.2-1b_avx512_bf16"),
             ("Qwen3-1.7B", "gguf_qwen3-1.7b_avx512_bf16"),
             ("Qwen3-4B", "gguf_qwen3-4b_avx512_bf16"),
-            ("Llama-3.2-1B, a processor with AVX2 only", "gguf_llama-3.2-1b_avx2"),
+            ("Llama-3.2-1B, AVX2 kernels of cospec", "gguf_llama-3.2-1b_avx2"),
             ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_q4_0"),
             ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_q8_0"),
         ),

@@ -14,26 +14,25 @@ namespace cospec {
 
 namespace {
 
+// BLOCK_ROWS: most rows of a tile. CALL_HALVES: halves of a panel that a tile takes. TILE_HALVES: halves whose integer
+// sums are in registers together, and share the inputs. DEPTH_BYTES: of a panel, which several tiles read in turn.
 #if defined(__AVX512F__)
-// Most rows of a tile in registers, and halves of a panel that share the inputs. Here all sums stay in registers.
+// All sums stay in registers.
 #if defined(__AVX512VNNI__)
 constexpr int BLOCK_ROWS = 6;
 #else
 constexpr int BLOCK_ROWS = 4;
 #endif
-constexpr int TILE_HALVES = 2;
-constexpr long block_depth(long) { return 1 << 20; }
+constexpr int TILE_HALVES = 2, CALL_HALVES = 2;
+constexpr long DEPTH_BYTES = 1 << 30;
 #elif defined(__AVX2__)
 constexpr int BLOCK_ROWS = 4;
-constexpr int TILE_HALVES = 1;
-#ifndef LAB_DEPTH
-#define LAB_DEPTH 12288
-#endif
-constexpr long block_depth(long block) { return LAB_DEPTH / block + 1; }
+constexpr int TILE_HALVES = 1, CALL_HALVES = 2;
+constexpr long DEPTH_BYTES = 12288;  // they stay in L1 with the inputs
 #else
 constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
-constexpr int TILE_HALVES = 1;
-constexpr long block_depth(long) { return 1 << 20; }
+constexpr int TILE_HALVES = 1, CALL_HALVES = 1;
+constexpr long DEPTH_BYTES = 1 << 30;
 #endif
 #if defined(__AMX_INT8__)
 constexpr int TILE_ROWS = 16;  // of AMX, whose tiles pay for more rows than fit into registers
@@ -179,7 +178,8 @@ INLINE void part_sums(const uint8_t* half, const RoundedInputs& x, Ints (&sums)[
     typedef PartSums<F> Sums;
     for_constants<F::SUB / 8 / Sums::PAIRS>([&](auto run) __attribute__((always_inline)) {
         constexpr int RUN = decltype(run)::value;
-        Ints own[ROWS][TILE_HALVES];
+        Ints later[ROWS][TILE_HALVES];
+        auto& own = RUN == 0 ? sums : later;
         UNROLL_FOR (int r = 0; r < ROWS; r++)
             UNROLL_FOR (int h = 0; h < TILE_HALVES; h++)
                 own[r][h] = splat_int(RUN == 0 ? x.starts[32 / F::SUB * r + PART] : 0);
@@ -190,44 +190,45 @@ INLINE void part_sums(const uint8_t* half, const RoundedInputs& x, Ints (&sums)[
             Sums::template add<PAIR>(own, w, x.integers);
         });
         UNROLL_FOR (int r = 0; r < ROWS; r++)
-            UNROLL_FOR (int h = 0; h < TILE_HALVES; h++)
-                if constexpr (RUN == 0)
-                    sums[r][h] = Sums::end(own[r][h]);
-                else
-                    sums[r][h] = sums[r][h] + Sums::end(own[r][h]);
+            UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) {
+                Sums::end(own[r][h]);
+                if constexpr (RUN > 0) sums[r][h] = sums[r][h] + own[r][h];
+            }
     });
 }
 
 // Not inlined: GCC then keeps the integer sums in registers.
-template <class F, int ROWS> static __attribute__((noinline)) void block_tile(const BlockTile<F>& t) {
+template <class F, int ROWS, int HALVES>
+static __attribute__((noinline)) void block_tile(const BlockTile<F>& t, int first) {
     typedef Layout<F> L;
     // Bytes go to L2: with prefetches to L1 or none, one row of 8 bits read 0.7 to 0.9 of what plain loads read.
     // Half bytes go to L1: with prefetches to L2, some numbers of rows were slower (AMD EPYC).
     constexpr int LEVEL = F::LOW == 8 ? 2 : 3;
-    V total[2][ROWS];
-    for (int h = 0; h < 2; h++)
-        UNROLL_FOR (int r = 0; r < ROWS; r++) total[h][r] = t.continued ? load(t.sums + r * PANEL + 16 * h) : zero();
+    V total[HALVES][ROWS];
+    UNROLL_FOR (int h = 0; h < HALVES; h++)
+        UNROLL_FOR (int r = 0; r < ROWS; r++)
+            total[h][r] = t.continued ? load(t.sums + r * PANEL + 16 * (first + h)) : zero();
     const uint8_t *block = t.block, *ahead = t.ahead();
     const long share = t.share();
     RoundedInputs x = t.x;
     for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
+        V scales[HALVES], minimums[HALVES];
+        UNROLL_FOR (int h = 0; h < HALVES; h++) {
+            scales[h] = load_scales<F>(block + 32 * (first + h));
+            if constexpr (F::MINIMUMS) minimums[h] = zero() - load_scales<F>(block + 64 + 32 * (first + h));
+        }
         const uint8_t* group = block + L::HEAD;
         for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
             for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, LEVEL);
             ahead += share;
-            NO_UNROLL_FOR(int half = 0; half < 2; half += TILE_HALVES) {
-                V scale[TILE_HALVES], minimum[TILE_HALVES];
-                UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) {
-                    scale[h] = load_scales<F>(block + 32 * (half + h));
-                    if constexpr (F::MINIMUMS) minimum[h] = zero() - load_scales<F>(block + 64 + 32 * (half + h));
-                }
+            UNROLL_FOR (int half = 0; half < HALVES; half += TILE_HALVES) {
                 for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
                     constexpr int PART = decltype(part)::value;
                     Ints sums[ROWS][TILE_HALVES];
-                    part_sums<F, PART, ROWS>(group + L::SUB_SCALES + L::HALF * half, x, sums);
+                    part_sums<F, PART, ROWS>(group + L::SUB_SCALES + L::HALF * (first + half), x, sums);
                     UNROLL_FOR (int h = 0; h < TILE_HALVES; h++) {
-                        V own = scale[h], own_minimum = minimum[h];
-                        part_scales<F, PART>(group, half + h, own, own_minimum);
+                        V own = scales[half + h], own_minimum = minimums[half + h];
+                        part_scales<F, PART>(group, first + half + h, own, own_minimum);
                         UNROLL_FOR (int r = 0; r < ROWS; r++)
                             total[half + h][r] =
                                 add_part<F>(total[half + h][r], sums[r][h], own, own_minimum, x.scales[r], x.sums[r]);
@@ -237,8 +238,8 @@ template <class F, int ROWS> static __attribute__((noinline)) void block_tile(co
             x = x.from<F>(ROWS);
         }
     }
-    for (int h = 0; h < 2; h++)
-        UNROLL_FOR (int r = 0; r < ROWS; r++) store(t.sums + r * PANEL + 16 * h, total[h][r]);
+    UNROLL_FOR (int h = 0; h < HALVES; h++)
+        UNROLL_FOR (int r = 0; r < ROWS; r++) store(t.sums + r * PANEL + 16 * (first + h), total[h][r]);
 }
 
 #if defined(__AMX_INT8__)
@@ -322,14 +323,18 @@ template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
 }
 #endif
 
+template <class F, int ROWS> static void block_tiles(const BlockTile<F>& t) {
+    for (int first = 0; first < 2; first += CALL_HALVES) block_tile<F, ROWS, CALL_HALVES>(t, first);
+}
+
 template <class F> static void block_group(const BlockTile<F>& t, int rows) {
 #if defined(__AMX_INT8__)
     if (rows > BLOCK_ROWS) return amx_tile<F>(t, rows);
 #endif
     switch (rows) {
-#define CASE(n)                                             \
-    case n:                                                 \
-        if constexpr (n <= BLOCK_ROWS) block_tile<F, n>(t); \
+#define CASE(n)                                              \
+    case n:                                                  \
+        if constexpr (n <= BLOCK_ROWS) block_tiles<F, n>(t); \
         break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
@@ -360,7 +365,7 @@ static void block_chunk(const LinearParams& params, long first, long rows, const
                 r - start(g), start(g + 1) - start(g));
     const long step = params.epilogue == SWIGLU ? 2 : 1;
     const long panel_bytes = Layout<F>::panel_bytes(l.inputs), units = (l.outputs + 31) / 32 / step;
-    const long blocks = Layout<F>::blocks(l.inputs), depth = groups > 1 ? block_depth(Layout<F>::BLOCK) : blocks;
+    const long blocks = Layout<F>::blocks(l.inputs), depth = groups > 1 ? DEPTH_BYTES / Layout<F>::BLOCK + 1 : blocks;
     team.share(units, least_share(step * panel_bytes), [&](long from, long to) {
         for (long panel = from * step; panel < to * step; panel += step) {
             for (long own = 0; own < step; own++) {

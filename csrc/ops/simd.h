@@ -15,7 +15,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
-#define NO_UNROLL_FOR(...) _Pragma("GCC unroll 1") for (__VA_ARGS__)
 
 namespace cospec {
 namespace {
