@@ -64,9 +64,7 @@ class SpeculativeConfig(Options):
     drafter_nodes: Mapping[str, Any] = Field(default_factory=dict)
     request_may_choose: tuple[
         Annotated[Literal["off", "length", "policy", "drafters", "acceptance_method"], OFF], ...
-    ] = Field(
-        default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
-    )
+    ] = Field(default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False)
     cost_per_hour: float = Field(default=0, ge=0, strict=False)
     options: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -370,7 +368,9 @@ def read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
-        raise InvalidInput("config", words(f"{path}, which is not JSON or YAML{place}"), "a JSON or YAML file") from None
+        raise InvalidInput(
+            "config", words(f"{path}, which is not JSON or YAML{place}"), "a JSON or YAML file"
+        ) from None
     if not isinstance(value, dict):
         kind = "nothing" if value is None else "a list" if isinstance(value, list) else "one value"
         raise InvalidInput("config", words(f"{path}, which holds {kind}"), "a file that holds one object")

@@ -65,12 +65,6 @@ def reason(error: Exception) -> str:
     return own or re.sub(r"\[Errno -?\d+\] ", "", str(error))
 
 
-def reason(error: Exception) -> str:
-    """Return the reason of ``error`` for a sentence, without the number and the file of an ``OSError``."""
-    own = error.strerror if isinstance(error, OSError) else None
-    return own or re.sub(r"\[Errno -?\d+\] ", "", str(error))
-
-
 def is_text(text: str) -> bool:
     """Whether ``text`` has whole Unicode characters only; JSON may hold lone surrogates without a UTF-8 form."""
     try:

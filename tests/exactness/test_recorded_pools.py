@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cospec.bench.record import record
-from cospec.bench.recording_engine import recorded
+from cospec.bench.step_recorder import recorded
 from cospec.core.engine import Engine
 from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter

@@ -101,7 +101,12 @@ def test_metrics_tell_how_requests_ran(server: Running) -> None:
 def test_drafter_nodes_are_listed_and_counted(server: Running) -> None:
     first, second = server.http.get("/cluster").json()["nodes"]
     assert first == second
-    assert (first["node"], first["state"], first["weight"], first["draft_acceptance_rate"]) == ("small", "ready", 0.25, 5 / 9)
+    assert (first["node"], first["state"], first["weight"], first["draft_acceptance_rate"]) == (
+        "small",
+        "ready",
+        0.25,
+        5 / 9,
+    )
     families = text_string_to_metric_families(server.http.get("/metrics").text)
     found = {(s.name, s.labels.get("node"), s.labels.get("state")): s.value for each in families for s in each.samples}
     assert found["cospec:drafter_node_state", "small", "ready"] == 2.0

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cospec.bench.recording_engine import PolicyRecorder, recorded_engine
 from cospec.bench.request_record import Prompt
+from cospec.bench.step_recorder import PolicyRecorder, recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.types import Commit

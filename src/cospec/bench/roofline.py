@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cospec.bench.recording_engine import recorded_engine
+from cospec.bench.step_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.files.array_file import huge_pages

@@ -119,7 +119,11 @@ def serve(
     num_prompts: bench.NumPrompts = 100,
     goodput: Annotated[
         list[str],
-        typer.Option(metavar="METRIC:MS", help="Bounds of a good request by ttft, tpot or e2el: ttft:200.", rich_help_panel=bench.METRICS),
+        typer.Option(
+            metavar="METRIC:MS",
+            help="Bounds of a good request by ttft, tpot or e2el: ttft:200.",
+            rich_help_panel=bench.METRICS,
+        ),
     ] = [],  # noqa: B006
     save_detailed: Annotated[
         bool,

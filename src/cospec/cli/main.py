@@ -13,10 +13,10 @@ import typer
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     cluster,
     doctor,
-    fit_key_tokens,
     generate,
     help,
     models,
@@ -79,7 +79,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
-    (fit_key_tokens.calibrate, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
     (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),

@@ -120,7 +120,9 @@ def serve(
         typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them."),
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="Log level of the web server; debug also for the engine process.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Log level of the web server; debug also for the engine process.")
+    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name for clients.", show_default="the model")
     ] = None,

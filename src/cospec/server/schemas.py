@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
-from cospec.allowed_values import NUMBERS, allowed, described, keys, path
 from cospec import plugin_options
+from cospec.allowed_values import NUMBERS, allowed, described, keys, path
 from cospec.core.types import SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.sampling_params import MAX_LOGPROBS, SamplingParams, allowed_numbers

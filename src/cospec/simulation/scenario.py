@@ -59,7 +59,9 @@ class LatencyConfig(Options):
             place = 0 if self.model is None else names.index(self.model)
             return ForwardLatency.from_json(profiles[place]["fit"]).scaled(self.factor)
         except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
-            raise InvalidInput("profile", words(f"{self.profile} ({reason(error)})"), "a JSON file of cospec profile") from None
+            raise InvalidInput(
+                "profile", words(f"{self.profile} ({reason(error)})"), "a JSON file of cospec profile"
+            ) from None
 
 
 class OutageConfig(Options):

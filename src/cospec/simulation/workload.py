@@ -107,4 +107,6 @@ def _trace(domain: DomainConfig, folder: Path) -> list[list[int]]:
         lines = (folder / domain.trace).read_text(encoding="utf-8").splitlines()
         return [[int(each) for each in json.loads(line)] for line in lines if line.strip()]
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidInput("trace", domain.trace, f"a file with one JSON list of 0 and 1 per line ({reason(error)})") from None
+        raise InvalidInput(
+            "trace", domain.trace, f"a file with one JSON list of 0 and 1 per line ({reason(error)})"
+        ) from None

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cospec.errors import InvalidInput, is_text, words
-from cospec.text.special_tokens import SpecialTokenGuard
+from cospec.text.special_token_escaping import SpecialTokenGuard
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cospec.bench.acceptance import Tally, as_runs, ratio, summarise
-from cospec.bench.recording_engine import recorded
+from cospec.bench.step_recorder import recorded
 from cospec.core.engine import Engine
 from cospec.core.types import Commit
 from cospec.drafters.synthetic import SyntheticDrafter

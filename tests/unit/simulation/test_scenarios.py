@@ -74,7 +74,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"variants": [{"name": "x", "policy": "oracle", "num_speculative_tokens": -1}]},
         "variants[0].num_speculative_tokens is -1",
     ),
-    ({"variants": [{"name": "x", "policy": "best"}]}, "variants[0].policy is 'best'; allowed is one of fixed, off, goodput, slope, confidence, milp, auto, oracle, "),
+    (
+        {"variants": [{"name": "x", "policy": "best"}]},
+        "variants[0].policy is 'best'; allowed is one of fixed, off, goodput, slope, confidence, milp, auto, oracle, ",
+    ),
     ({"variants": [{"name": "x", "execution_mode": "pipe"}]}, "variants[0].execution_mode is 'pipe'"),
 ]
 

@@ -15,8 +15,8 @@ from typing import Any
 from cospec.cluster.nodes.deadline import ResponseTimes
 from cospec.cluster.nodes.hub_options import BIND, NodesOptions, check_address, zeromq
 from cospec.cluster.nodes.keys import AdmittedNodes
-from cospec.cluster.nodes.node_key_records import QUARANTINE_SECONDS, Counted, NodeKeyRecords, NodeTotals
 from cospec.cluster.nodes.node_session import NodeSession
+from cospec.cluster.nodes.quarantine import QUARANTINE_SECONDS, Counted, NodeKeyRecords, NodeTotals
 from cospec.cluster.nodes.unread_limit import UnreadLimit
 from cospec.cluster.nodes.wire import (
     LONGEST_NAME,

@@ -20,7 +20,7 @@ from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
 from cospec.plugin_options import Options
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
-from cospec.policies.goodput.decision import (
+from cospec.policies.goodput.controller_states import (
     FIRST_WAIT,
     KEEP,
     LONGEST_WAIT,
@@ -75,7 +75,7 @@ class GoodputOptions(Options):
 
 
 class Goodput(Policy):
-    """The ``goodput`` policy. ``decision.py`` defines the states of the controller and their transitions."""
+    """The ``goodput`` policy. ``controller_states.py`` defines the states of the controller and their transitions."""
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
     needs_latency: ClassVar[bool] = True

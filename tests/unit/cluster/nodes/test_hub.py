@@ -11,7 +11,8 @@ import pytest
 
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
-from cospec.cluster.nodes.node_key_records import (
+from cospec.cluster.nodes.node_session import MISSES, NodeSession
+from cospec.cluster.nodes.quarantine import (
     MOST_KEYS,
     MOST_NAMES,
     OTHERS,
@@ -19,7 +20,6 @@ from cospec.cluster.nodes.node_key_records import (
     NodeKeyRecords,
     NodeTotals,
 )
-from cospec.cluster.nodes.node_session import MISSES, NodeSession
 from cospec.cluster.nodes.wire import (
     HEADER,
     LONGEST_REASON,

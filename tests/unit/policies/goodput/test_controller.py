@@ -10,7 +10,7 @@ from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
-from cospec.policies.goodput.decision import LONGEST_WAIT
+from cospec.policies.goodput.controller_states import LONGEST_WAIT
 from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.exploration import TRIAL_STEPS
 from cospec.policies.goodput.length_problem import LengthProblem

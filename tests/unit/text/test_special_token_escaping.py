@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from cospec.text.special_tokens import SpecialTokenGuard
+from cospec.text.special_token_escaping import SpecialTokenGuard
 from cospec.text.tokenizer import TextTokenizer
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] | trim }}</s>{% endfor %}"

@@ -1,4 +1,4 @@
-"""Keeps special tokens in the text of messages as plain text.
+"""Escapes special tokens in the text of messages, which are then plain text.
 
 A chat template writes special tokens, so its result is tokenized with special tokens. A message must not end or begin a
 turn. Therefore special tokens in a message are hidden from the template's tokenization and encoded as text.

@@ -1,4 +1,4 @@
-"""What the verifier remembers after connections: quarantines and pauses of keys, and the counts of nodes.
+"""Quarantines and pauses of keys, and the counts of nodes: what the verifier remembers after connections.
 
 A key is the public key of a connection; without encryption each connection counts as a key.
 """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.core.types import DraftBudget
-from cospec.policies.goodput.decision import (
+from cospec.policies.goodput.controller_states import (
     DRIFT,
     FIRST_WAIT,
     LONGEST_WAIT,
