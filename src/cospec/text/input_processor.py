@@ -205,11 +205,12 @@ class InputProcessor:
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
 
     def _check_masks(self, params: SamplingParams, stops: Sequence[int]) -> None:
-        """Raise ``InvalidInput`` if no token may follow, or a name belongs to a field of its own."""
+        """Raise ``InvalidInput`` if no token may follow, or a logits processor is no plug-in."""
+        plugins = [name for name in LOGITS_PROCESSORS.names if name not in LOGITS_PROCESSORS]
         for name in params.logits_processors or ():
-            LOGITS_PROCESSORS.check(name, field="logits_processors")
-            if name in LOGITS_PROCESSORS:
-                raise InvalidInput("logits_processors", name, f"a plug-in; the field {name} sets this processor")
+            if name not in plugins:  # the fields of a request set the processors of cospec
+                allowed = f"one of {', '.join(plugins)}" if plugins else "absent, because no plug-in is installed"
+                raise InvalidInput("logits_processors", name, allowed)
         banned = {sequence[0] for sequence in params.bad_words_token_ids if len(sequence) == 1}
         if self._excludes_all(params, banned):
             raise InvalidInput("bad_words_token_ids", words("every allowed token"), "fewer, so that a token may follow")

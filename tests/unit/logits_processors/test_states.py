@@ -148,3 +148,11 @@ def test_wrong_values_are_named(given_fields: dict[str, Any], field: str, shown:
         LOGITS_PROCESSORS.unregister("fails")
     assert refused.value.field == field
     assert shown in str(refused.value)
+
+
+def test_only_plug_ins_are_offered_to_a_request() -> None:
+    """The processors of cospec are set by fields, so an error does not offer their names."""
+    request = make_request("r", (0, 1), SamplingParams(logits_processors={"missing": {}}))
+    with pytest.raises(InvalidInput) as refused:
+        InputProcessor(V, 50, frozenset(), "auto", 4).resolve(request)
+    assert "no-repeat" in str(refused.value) and "penalties" not in str(refused.value)

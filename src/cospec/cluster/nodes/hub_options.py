@@ -21,8 +21,8 @@ class NodesOptions(Options):
     Attributes:
         bind: the ZeroMQ address that nodes connect to.
         keys: a folder of ``cospec node keys``; None: no encryption, allowed within one machine only.
-        quantile: the server waits for a node until this share of the node's answers has come, 0 to 1.
-        deadline: the longest wait for a node, in seconds.
+        quantile: the server waits for a node until this share of the node's answers has come, between 0 and 1.
+        deadline: the longest wait for a node, in seconds, at most 60.
         trusted: nodes may send the distributions that their tokens were drawn from. A node that lies about them
             changes outputs. Otherwise the acceptance method ``match`` verifies all tokens that nodes draw.
     """
