@@ -186,7 +186,7 @@ def test_places_that_cannot_work_are_refused(given: dict[str, object], sentence:
     with pytest.raises(CospecError) as caught:
         cospec.LLM("zoo", given, **COMMON)
     assert sentence in str(caught.value)
-    assert "away" in str(caught.value)
+    assert "drafters[0]" in str(caught.value)
     assert not set(threading.enumerate()) - before
 
 

@@ -163,5 +163,5 @@ def test_bad_heads_are_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(resolve("zoo"), tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["tie_word_embeddings"]
-    with pytest.raises(InvalidInput, match=r"speculative_config.heads is None"):
+    with pytest.raises(InvalidInput, match=r"speculative_config.heads is missing"):
         LLM(model=str(tmp_path / "model"), speculative_config={"method": "heads"})

@@ -69,6 +69,7 @@ def test_sequences_do_not_see_each_other() -> None:
 
 
 def test_the_bounds_are_checked_together() -> None:
-    options = parse(NgramOptions, {"prompt_lookup_min": 5, "prompt_lookup_max": 3})
-    with pytest.raises(InvalidInput, match="prompt_lookup_min is 5"):
-        NgramDrafter.build(options, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"^prompt_lookup_min is 5; allowed is at most prompt_lookup_max, here 3\.$"):
+        parse(NgramOptions, {"prompt_lookup_min": 5, "prompt_lookup_max": 3})
+    with pytest.raises(InvalidInput, match=r"^prompt_lookup_min is 2; allowed is at most prompt_lookup_max, here 1\.$"):
+        parse(NgramOptions, {"prompt_lookup_max": 1})
