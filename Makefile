@@ -40,10 +40,10 @@ serve: $(READY) ## serve the model that comes with the package on http://127.0.0
 	$(BIN)/cospec serve $(ARGS)
 
 test: lint ## check style, types and imports, then run every test that needs no cluster
-	$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 4 -m "not ray and not cluster" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 4 -m "not ray and not cluster" $(ARGS)
 
 test-exactness-python: $(READY) ## run the exactness tests without the native library
-	$(BIN)/python -m pytest -n 2 --dist worksteal --native off tests/exactness $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --native off tests/exactness $(ARGS)
 
 test-cluster: $(READY) ## run the tests that start a cluster of processes
 	$(BIN)/python -m pytest -m "ray or cluster" $(ARGS)

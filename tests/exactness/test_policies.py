@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -57,7 +58,8 @@ def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2
         policy_options={**OPTIONS.get(name, {}), **options},
         execution_mode="sequential",
     )
-    with patch("cospec.assembly.build.time.monotonic", lambda: next(ticks) * 1e-3):
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3)  # servers of this process keep the module's clock
+    with patch("cospec.assembly.build.time", clock):
         parts = assemble(target(size), drafter(size), speculative, EngineConfig(), TextInfo())
     return Engine(replace(parts, clock=lambda: next(ticks) * 1e-3))
 

@@ -42,7 +42,7 @@ def test_a_running_cluster_is_found_by_its_name(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="one of a"):
         state_file.read("b")
     state_file.remove("a")
-    with pytest.raises(InvalidInput, match="no cluster runs"):
+    with pytest.raises(InvalidInput, match="that cospec cluster up started"):
         state_file.read("a")
 
 

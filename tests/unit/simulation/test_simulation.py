@@ -282,8 +282,8 @@ def test_no_cache_page_is_lost() -> None:
     ("changes", "field"),
     [
         ({"requests": 0}, "requests"),
-        ({"variants": [{"name": "v", "execution_mode": "sideways"}]}, "speculative_config.execution_mode"),
-        ({"variants": [{"name": "v", "policy": "sideways"}]}, "speculative_config.policy"),
+        ({"variants": [{"name": "v", "execution_mode": "sideways"}]}, "variants[0].execution_mode"),
+        ({"variants": [{"name": "v", "policy": "sideways"}]}, "variants[0].policy"),
         ({"arrivals": {"kind": "segments"}}, "arrivals"),
         ({"pace": [{"seconds": 1.0, "factor": 0}]}, "pace[0].factor"),
         ({"target": {"cost": {"profile": "nothing.json"}}}, "profile"),
