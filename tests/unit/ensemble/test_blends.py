@@ -200,7 +200,7 @@ def test_extremes_are_numbers() -> None:
         ({"method": "weighted", "weights": [1.0]}, 2, "ensemble.weights is [1.0]"),
         ({"method": "weighted", "weights": [float("nan"), 0.5]}, 2, "ensemble.weights"),
         ({"method": "weighted", "weights": [0.5, 0.5], "lambda": 0.5}, 2, "ensemble.lambda"),
-        ({"method": "weighted", "mu": 0.5}, 2, "ensemble.lambda"),
+        ({"method": "weighted", "mu": 0.5}, 2, "one of weights, lambda"),
         ({"method": "contrastive", "mu": -1}, 2, "ensemble.mu"),
         ({"method": "contrastive"}, 3, "contrastive"),
         ({"method": "adaptive"}, 3, "adaptive"),
