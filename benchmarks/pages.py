@@ -61,6 +61,7 @@ REPORTS = {
             ("Closed loops of pools", "same_speed_pools"),
             ("Servers under Poisson arrivals", "same_speed_http"),
             ("The same, more turns", "same_speed_http_again"),
+            ("The same on AVX2, with HTTP parsed by httptools", "same_speed_http_avx2"),
         ),
     ),
     "servers": Report(
