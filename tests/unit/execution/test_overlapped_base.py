@@ -182,6 +182,16 @@ class Ticking:
         return self.now
 
 
+def run_auto(made: Engine, clock: Ticking, parallel: bool, window: int) -> Auto:
+    """Have the engine choose its execution mode by ``clock``, with a drafter that counts as parallel or not."""
+    components = made.execution_mode.components
+    assert components.drafter is not None
+    executor = InlineExecutor(components.drafter, clock)
+    executor.parallel = parallel
+    made.execution_mode = mode = Auto(replace(components, clock=clock, executor=executor), window=window)
+    return mode
+
+
 def auto(parallel: bool, overlap_seconds: float) -> tuple[Engine, Auto]:
     """An engine that drafts in 2 s and verifies in 4 s; overlapped, each takes ``overlap_seconds``."""
     clock = Ticking()
@@ -202,9 +212,7 @@ def auto(parallel: bool, overlap_seconds: float) -> tuple[Engine, Auto]:
 
     override(drafter, propose=slow_propose)
     override(verifier, submit=slow_submit)
-    executor = InlineExecutor(drafter, clock)
-    executor.parallel = parallel
-    made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=8)
+    execution_mode = run_auto(made, clock, parallel, window=8)
     chosen.append(execution_mode)
     return made, execution_mode
 
@@ -232,9 +240,7 @@ def test_auto_counts_the_time_of_refuted_windows() -> None:
 
     override(drafter, propose=often_wrong)
     override(verifier, submit=slow_submit)
-    executor = InlineExecutor(drafter, clock)
-    executor.parallel = True
-    made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=32)
+    execution_mode = run_auto(made, clock, parallel=True, window=32)
     run_all(made, [make_request("r", (0, 1), SamplingParams(temperature=0, max_tokens=600))])
     assert made.metrics().cancelled_steps > 10
     assert execution_mode.info.name == "sequential" and "draft-ahead had 0." in execution_mode.info.reason
