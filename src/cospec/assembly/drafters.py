@@ -200,8 +200,13 @@ def check_drafters(speculative: SpeculativeConfig) -> None:
     """Refuse wrong options of the drafter, of a pool's members, and of nodes, before any weight is read."""
     nodes = parse(NodesOptions, speculative.drafter_nodes, "speculative_config.drafter_nodes.")
     check_address(BIND, nodes.bind, nodes.keys)
-    if speculative.method != "off" and speculative.policy != "off":
-        parse(DRAFTERS.load(speculative.method).Options, _given_options(speculative), "speculative_config.")
+    if speculative.method == "off" or speculative.policy == "off":
+        return
+    drafter = DRAFTERS.load(speculative.method)
+    parse(drafter.Options, _given_options(speculative), "speculative_config.")
+    if speculative.widths and drafter.capabilities.chains:
+        allowed = f"left out for {speculative.method}, which drafts chains"
+        raise InvalidInput("speculative_config.widths", list(speculative.widths), allowed)
 
 
 def methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:

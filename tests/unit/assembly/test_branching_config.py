@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from cospec.assembly.drafters import EngineHost
+from cospec.assembly.drafters import EngineHost, check_drafters
 from cospec.config import SpeculativeConfig, speculative_config
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.types import BatchState, DraftBudget, Request, RequestState, SpeculationParams
@@ -59,6 +59,12 @@ def test_shapes_come_from_the_configuration() -> None:
 def test_a_bad_shape_is_one_sentence(key: str, value: object, named: str) -> None:
     with pytest.raises(InvalidInput, match=f"speculative_config.{named}"):
         speculative_config({"method": "draft_model", key: value})
+
+
+def test_widths_for_a_drafter_of_chains_are_refused() -> None:
+    check_drafters(SpeculativeConfig(method="suffix", widths=(2, 2)))
+    with pytest.raises(InvalidInput, match=r"speculative_config.widths.*\[2, 2\].*left out for ngram"):
+        check_drafters(SpeculativeConfig(method="ngram", widths=(2, 2)))
 
 
 @pytest.mark.parametrize(
