@@ -8,16 +8,20 @@ from typing import Any
 
 from benchmarks.headlines import stored
 from benchmarks.papers import cosine_online
+from benchmarks.papers.collaborations import Collaborations, company
 from benchmarks.papers.comparisons import fastest_relaxed
+from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
-from benchmarks.papers.pools import Pool
+from benchmarks.papers.minions import over_parts
+from benchmarks.papers.pools import Pool, age
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
 from cospec.simulation.scenario import Scenario
 
 COLLABORATIVE = "collaborative", "collaborative_avx2"  # runs of one benchmark
+ADAPTED = "weighted-two"  # the target and the target with an adapter
 Figure = Sequence[float]  # one value, or a value and the ends of its interval
 Find = Callable[[], Sequence[Figure]]  # one figure for each setting
 
@@ -121,6 +125,12 @@ def at_equal_cost() -> Sequence[Figure]:
     return [(cheapest[batch] / runs.price("cosine", batch),) for batch in BATCHES]
 
 
+def hourly_prices() -> str:
+    """The assumed prices of the target's and of a drafter's machine."""
+    given = Scenario.read(Path(FOLDER / "cosine-cost.yaml"))
+    return f" (assumed prices: {given.target.cost_per_hour:g} and {given.drafting.cost_per_hour:g} an hour)"
+
+
 def latency_of_baselines() -> Sequence[Figure]:
     """The simulated latency of the fastest baseline over CoSine's, at each batch."""
     runs = runs_of("cosine-cost")
@@ -138,6 +148,16 @@ def online(mode: str, *others: str) -> Find:
     def find() -> Sequence[Figure]:
         runs = runs_of(f"cosine-{mode}")
         return ((min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(cosine_online.COSINE),),)
+
+    return find
+
+
+def where_slowest(mode: str, system: str, words: str) -> Callable[[], str]:
+    """The words where a system has the highest simulated latency of all in a mode of arrival, else none."""
+
+    def find() -> str:
+        runs = runs_of(f"cosine-{mode}")
+        return words if max(cosine_online.WORDS, key=runs.latency) == system else ""
 
     return find
 
@@ -186,6 +206,31 @@ def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[floa
         if (row["batch"], row["temperature"], row["domain"]) == (1, temperature, "all"):
             return {name: tuple(figure) for name, figure in row["over_standard"].items()}
     raise LookupError(setting)
+
+
+def least_blended() -> Sequence[Figure]:
+    """The default's least speed over standard decoding, over settings and temperatures, at each batch of each run."""
+    runs = [stored(name) for name in COLLABORATIVE]
+    return [
+        min(Collaborations(found, setting.name).least(batch) for setting in SETTINGS)
+        for batch in (1, 8)
+        for found in runs
+    ]
+
+
+def notes() -> Sequence[str]:
+    """Conditions of the stored runs that a reader of the figures has to know; empty ones do not hold any more."""
+    runs = [stored(name) for name in COLLABORATIVE]
+    rows = [row["theory"] for run in runs for row in Collaborations(run, ADAPTED).rows(1.0, 1) if "theory" in row]
+    pairs = [zip(row["alpha"], row["gammas"], strict=True) for row in rows]
+    alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
+    return (
+        "Pools on shared cores ran before they were rewritten." if age(stored("pool")) else "",
+        "Minions' parts, if increases are over the default: slope "
+        f"{over_parts('selector')}, pipeline {over_parts('pipeline')}.",
+        f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "
+        f"{max(alphas):.2f}. {company(*runs)}",
+    )
 
 
 def relaxed(lossless: bool) -> Find:

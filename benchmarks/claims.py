@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from textwrap import fill
 
 from benchmarks import claim_figures as ours
 from benchmarks.headlines import LOADS
@@ -21,6 +22,7 @@ class Claim:
     """One headline.
 
     Attributes:
+        aside: words after the headline that follow from our figures.
         said: the paper's range, as factors; above 1 is a gain.
         find: the same factor here, with the ends of its interval where there is one; one for each setting.
             ``LookupError`` or ``FileNotFoundError``: it was not run.
@@ -39,6 +41,7 @@ class Claim:
     up_to: bool = False
     price: str = ""
     comparable: bool = True
+    aside: Callable[[], str] = str
 
     def cells(self) -> tuple[str, ...]:
         """The cells of the table."""
@@ -46,10 +49,10 @@ class Claim:
         said = f"{low:.2f}–{high:.2f}×" if low < high else f"{low:g}×" if self.up_to else f"{low:.2f}×"
         said = (f"up to {said}" if self.up_to else said) + self.besides
         try:
-            found = self.find()
+            found, what = self.find(), self.what + self.aside()
         except (LookupError, FileNotFoundError):
             return self.paper, self.what, said, "", "not run", "not shown"
-        return self.paper, self.what, said, figure(found), self.how, self.judge(found)
+        return self.paper, what, said, figure(found), self.how, self.judge(found)
 
     def judge(self, found: Sequence[ours.Figure]) -> str:
         """The last cell; where settings differ, how many have which verdict, apart from those without a difference."""
@@ -83,15 +86,16 @@ def verdict(found: Sequence[float], least: float) -> str:
 
 
 def claims() -> str:
-    """One table."""
+    """One table, and what its figures need to be read, as points of a list."""
     lines = ["| paper | claim | theirs | ours | how | verdict |", "|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(claim.cells()) + " |" for claim in CLAIMS]
-    return "\n".join([*lines, ""])
+    points = [fill(f"* {point}", 120, subsequent_indent="  ") for point in ours.notes() if point]
+    return "\n".join([*lines, "", *points, ""])
 
 
 CLAIMS = (
-    *(Claim("SmartSpec", f"latency over no speculation, {rate} rate, {kernels}{', worst run' * (kernels == FIRST)}",
-            said, MEASURED, ours.under_load(kernels, place))
+    *(Claim("SmartSpec", f"latency over no speculation, {rate} rate, {kernels}, worst run" if kernels == FIRST
+            else f"the same, {kernels}", said, MEASURED, ours.under_load(kernels, place))
       for rate, place, said in (("lowest", 0, (1.2, 3.2)), ("highest", -1, (1.0, 1.0))) for kernels in LOADS),
     Claim("SmartSpec", "the same, 8 and 16/s, 5 runs", (1.0, 1.0), MEASURED, ours.between),
     Claim("SmartSpec", "latency over the best other, 4 rates, 5 runs", (1.0, 1.0), MEASURED,
@@ -112,10 +116,12 @@ CLAIMS = (
     Claim("CoSine", "latency over the best baseline, nodes", (1.22, 1.37), EMULATED, ours.latency_on_nodes),
     Claim("CoSine", "throughput over plain decoding, batches 1 to 16", (3.15, 4.71), SIMULATED,
           ours.offline("plain")),
-    Claim("CoSine", "throughput at equal cost", (1.325, 1.325), SIMULATED, ours.at_equal_cost, up_to=True),
+    Claim("CoSine", "throughput at equal cost", (1.325, 1.325), SIMULATED, ours.at_equal_cost, up_to=True,
+          aside=ours.hourly_prices),
     Claim("CoSine", "latency at equal cost (batch 16: nearly)", (1.302, 1.302), SIMULATED,
           ours.latency_of_baselines, up_to=True),
-    *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"))
+    *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"),
+            aside=ours.where_slowest(mode, "specinfer", " (SpecInfer is the slowest here)"))
       for mode, said in (("low", (1.2, 1.5)), ("high", (1.3, 1.6)), ("fluctuating", (1.2, 1.4)))),
     Claim("CoSine", "latency over the fastest other system, these arrivals", (1.2, 1.6), SIMULATED,
           ours.over_fastest),
@@ -135,4 +141,5 @@ CLAIMS = (
           ours.default_over("naive", (0.0,))),
     Claim("CoS", "contrastive over plain speculation, both T", (1.01, 1.56), MEASURED,
           ours.default_over("plain", (0.0, 1.0))),
+    Claim("CoS", "least speed over standard, 1 and 8 requests, two runs", (1.0, 1.0), MEASURED, ours.least_blended),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import ROOT
+from benchmarks.papers.pools import REWRITTEN, age
 
 Found = Mapping[str, Any]
 SYSTEMS = ("generate", "assisted", "batching", "off", "draft-4", "ngram-4", "auto")
@@ -59,10 +60,12 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             figure = ", ".join(f"{row['rate']:g}/s: {_ratio(cell)}" for row, cell in zip(rows, found, strict=True))
             what = f"mean latency under load of the default over {other}, {kernels} kernels"
             yield what, figure, "python -m benchmarks.load", "load"
-    trees = [row for row in stored("pool")["same_nodes"] if row["workload"] == "mixed"]
+    pools = stored("pool")
+    trees = [row for row in pools["same_nodes"] if row["workload"] == "mixed"]
+    before = f", pools before they were rewritten on {REWRITTEN}" if age(pools) else ""
     for combiner in dict.fromkeys(row["combiner"] for row in trees):
         figure = _by_temperature([row for row in trees if row["combiner"] == combiner], "best tree")
-        what = f"acceptance length of pool `{combiner}` over the best drafter's tree"
+        what = f"acceptance length of pool `{combiner}` over the best drafter's tree{before}"
         yield what, figure, "python -m benchmarks.pool", "pool"
     blended = [row for row in stored("collaborative")["settings"]["weighted-two"] if row["domain"] == "all"]
     for size in dict.fromkeys(row["batch"] for row in blended):
@@ -82,7 +85,8 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     yield "share of a step that `goodput` takes to decide", figure, "python -m benchmarks.policy_cost", "policies"
     median = stored("fidelity")["median"]["error"]
     figure = f"{median['mean']:.1%} (mean), {median['p99']:.1%} (p99)"
-    yield "median error of a simulated latency", figure, "python -m benchmarks.fidelity", "simulation"
+    given = "given the arrivals, the output lengths, the right guesses, and the machine's speed in the run next to it"
+    yield f"median error of a simulated latency, {given}", figure, "python -m benchmarks.fidelity", "simulation"
 
 
 def _compared(name: str, system: str, baseline: str) -> str:

@@ -11,14 +11,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
 from benchmarks import modules, options_page
+from benchmarks.claim_figures import COLLABORATIVE
 from benchmarks.claims import claims
 from benchmarks.common import ROOT
-from benchmarks.headlines import headlines, summary
+from benchmarks.headlines import headlines, stored, summary
+from benchmarks.papers.collaborations import company
+from benchmarks.papers.pools import age
 from benchmarks.tables import COMMANDS, block
 
 REPORT = ROOT / "benchmarks" / "report"
@@ -30,11 +33,19 @@ SCRIPTS = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overh
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One page: its heading, how to read its columns, and its blocks with a heading each."""
+    """One page.
+
+    Attributes:
+        title: the heading.
+        text: how to read the columns.
+        blocks: tables, each with a heading.
+        runs: words about the stored runs, from their figures; empty where there are none.
+    """
 
     title: str
     text: str
     blocks: Sequence[tuple[str, str]]
+    runs: Callable[[], str] = str
 
 
 REPORTS = {
@@ -141,6 +152,7 @@ REPORTS = {
         "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
         "call* is tokens per forward of the target; *verified* is the target's tokens per committed token.",
         (("Drafters alone and together", "pool"),),
+        lambda: age(stored("pool")),
     ),
     "heads": Report(
         "Medusa heads",
@@ -155,12 +167,13 @@ REPORTS = {
         "*prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
         "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
         "large and a small model. Eight requests end at different times in all ways but `standard` and `parallel`, so "
-        "small batches remain. The run with AVX2 had the machine for itself; the run before shared its cores at times.",
+        "small batches remain. The theorems are about two models; theorem 3.6 needs models that alternate.",
         (
             ("Speed over standard decoding", "collaborative"),
             ("The same on a processor with AVX2", "collaborative_avx2"),
             ("Simulated from acceptance and forward times", "simulated_ensembles"),
         ),
+        lambda: company(*map(stored, COLLABORATIVE)),
     ),
     "execution_modes": Report(
         "Execution modes",
@@ -193,7 +206,9 @@ REPORTS = {
     ),
     "simulation": Report(
         "The simulator against the engine",
-        "Relative errors of the simulated latency, and of a second run of the engine on the same requests.",
+        "Relative errors of the simulated latency, and of a second run of the engine on the same requests. The "
+        "simulator gets the arrivals, the output lengths, which guesses of the drafter are right, and the speed of the "
+        "machine from the run next to it.",
         (("Latencies", "fidelity"),),
     ),
 }  # fmt: skip
@@ -213,9 +228,8 @@ HEADLINES = (
 def page(name: str) -> str:
     """The whole text of one report."""
     report = REPORTS[name]
-    parts = [
-        f"# {report.title}\n\n<!-- Written by `python -m benchmarks`. Do not edit. -->\n\n{fill(report.text, 120)}\n"
-    ]
+    text = fill(f"{report.text} {report.runs()}".strip(), 120)
+    parts = [f"# {report.title}\n\n<!-- Written by `python -m benchmarks`. Do not edit. -->\n\n{text}\n"]
     parts += [f"\n## {title}\n{block(result)}" for title, result in report.blocks]
     return "".join(parts)
 

@@ -110,14 +110,29 @@ def collaborative(found: Found) -> Iterator[str]:
     yield from heading("", "T", "domain", "α of each", "bound", *heads)
     for name, row in rows:
         if row["batch"] == 1 and (said := row.get("theory")):
-            values = [said[key] for kind, theorem in kinds for key in (theorem, f"{kind} process", f"{kind} measured")]
-            alphas, bound = (", ".join(f"{x:.2f}" for x in said.get(key, ())) for key in ("alpha", "bound"))
-            cells = [f"{value:.2f}" for value in values]
-            yield line(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
+            cells = []
+            for kind, theorem in kinds:
+                values = [said[theorem] if applies(said, kind) else None, said[f"{kind} process"]]
+                cells += ["" if each is None else f"{each:.2f}" for each in (*values, said[f"{kind} measured"])]
+            bound = ", ".join(f"{each:.2f}" for each in said.get("bound", ()))
+            yield line(f"`{name}`", f"{row['temperature']:g}", row["domain"], estimated_acceptance(said), bound, *cells)
+
+
+def applies(theory: Found, kind: str) -> bool:
+    """Whether the theorem about ``kind`` is about such models: two, which alternate in theorem 3.6."""
+    return len(theory["gammas"]) == 2 and (kind == "naive" or theory["form"] == kind)
+
+
+def estimated_acceptance(theory: Found) -> str:
+    """The estimated acceptance of each model; a model that never proposed has none."""
+    pairs = zip(theory["alpha"], theory["gammas"], strict=True)
+    return ", ".join(f"{alpha:.2f}" if gamma else "none" for alpha, gamma in pairs)
 
 
 def simulated_ensembles(found: Found) -> Iterator[str]:
     """Measured and simulated speed over standard decoding, by setting, batch and temperature."""
+    if other_run(found["rows"], stored(found["options"]["measured"])["settings"]):
+        yield "*Measured* here is a run of its own, and not that of the tables above.\n"
     yield from heading("", "batch", "T", "domain", "measured", "simulated", "process")
     for row in found["rows"]:
         measured = "{:.2f} ({:.2f} to {:.2f})".format(row["measured"], *row["interval"])
@@ -127,6 +142,17 @@ def simulated_ensembles(found: Found) -> Iterator[str]:
         )
     errors = found["median_error"]
     yield f"\nMedian error: simulated {errors['simulated']:.1%}, process {errors['process']:.1%}."
+
+
+def other_run(rows: Sequence[Found], settings: Found) -> bool:
+    """Whether the measured speeds are not those of the stored run of ensembles, which may be newer."""
+    keys = ("batch", "temperature", "domain")
+    now = {
+        (name, *(row[key] for key in keys)): row["over_standard"]["alternate"][0]
+        for name, found in settings.items()
+        for row in found
+    }
+    return any(now.get((row["setting"], *(row[key] for key in keys))) != row["measured"] for row in rows)
 
 
 def load(found: Found) -> Iterator[str]:
@@ -328,9 +354,15 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
 }
 
 
+def stored(name: str) -> Found:
+    """One file of results."""
+    found: Found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def block(name: str) -> str:
     """Return the command, the table, and the place and time of the measurement."""
-    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    found = stored(name)
     machine = found["machine"]
     date = (found.get("date") or machine["date"])[:10]
     about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]

@@ -86,11 +86,12 @@ def top_over_all(row: Found, figure: str) -> str:
 
 
 def bounded(found: Found) -> str:
-    """Whether 1.8 is possible for any drafter."""
+    """Whether the judged tokens of any drafter can have the paper's ratio."""
     limits = [most(row_of(found, name, temperature)) for temperature in TEMPERATURES for name in DRAFTERS]
     reach = "no" if max(limits) < PAPERS_RATIO else "not every"
     return (
-        f"So {reach} drafter could reach {PAPERS_RATIO:g} here; the limits are {min(limits):.2f} to {max(limits):.2f}."
+        f"So the judged tokens of {reach} drafter could reach {PAPERS_RATIO:g}; the limits are {min(limits):.2f} to "
+        f"{max(limits):.2f}."
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
-from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations
-from benchmarks.papers.common import Section
+from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations, company
+from benchmarks.papers.common import Section, paragraph
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.sources import Found, Results
 from cospec.ensemble.speedup_model import ProposalProcess
@@ -50,8 +50,8 @@ def theorems(results: Results) -> Section:
         tuple(rows),
         "The paper's column holds the printed equations, computed; γ_p is 1. Ours counts the calls of all steps as a "
         "Markov chain. Theorem 3.1 and the count have the same assumptions, so these rows check "
-        "the count. Theorem 3.6 is about one cycle, in which the cheap model proposes. In other cycles the expensive "
-        "model proposes; these cycles make the difference.",
+        "the count. Theorem 3.6 is about one cycle, in which the first model proposes γ tokens. In other cycles the "
+        "second model proposes one token; these cycles make the difference.",
     )
 
 
@@ -86,12 +86,17 @@ def predictions(results: Results) -> Section:
     return Section(
         "Theorems 3.1 and 3.6 with our acceptance and cost",
         tuple(rows),
-        "The speed is over standard decoding, as measured above. *Theorem*, *count* and *process* are computed with "
-        "the engine's estimates of acceptance and with the measured cost. The theorem is 3.1 for `naive` and 3.6 for "
-        "`alternate`. The count is that of all calls; for `naive` it is the theorem. *Process* is the count with the "
-        "engine's fitted times of turns, of the same run; so it is no prediction by acceptance alone. "
-        f"{results.sentence(COLLABORATIVE, optimistic)} Theorem 3.6 gets the scorer's own α, where the paper has one "
-        "α. The theorems are about two models. Theorem 3.6 is left out where the engine chose one proposer.",
+        paragraph(
+            "The speed is over standard decoding, as measured above.",
+            results.sentence(COLLABORATIVE, company),
+            "*Theorem*, *count* and *process* are computed with the engine's estimates of acceptance and with the "
+            "measured cost. The theorem is 3.1 for `naive` and 3.6 for `alternate`. The count is that of all calls; "
+            "for `naive` it is the theorem. *Process* is the count with the engine's fitted times of turns, of the "
+            "same run; so it is no prediction by acceptance alone.",
+            results.sentence(COLLABORATIVE, optimistic),
+            "Theorem 3.6 gets the scorer's own α, where the paper has one α. The theorems are about two models. "
+            "Theorem 3.6 is left out where the engine chose one proposer.",
+        ),
     )
 
 

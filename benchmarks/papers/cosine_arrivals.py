@@ -86,9 +86,9 @@ def ablation(results: Results) -> Section:
         "routing all drafters draft, so trees are larger and verification takes longer; acceptance is not worse. The "
         "paper names less relevant drafts as the reason. With adaptive participation goodput chooses the number of "
         "drafters of a request with the length (CoSine section 4.3); without, the routing alone chooses the drafters, "
-        "at every load. The paper's figures are of offline throughput, and its first part is the whole cooperative "
-        "generation, which is more than routing. Each variant ran once, with 600 requests, so differences of a percent "
-        "say little.",
+        "at every load. The paper does not say of which arrivals its ablation is. Its first part is the whole "
+        "cooperative generation, which is more than routing. Each variant ran once, with 600 requests, so differences "
+        "of a percent say little.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.papers.common import PLOT, Row, Section, paragraph
 from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
-from benchmarks.papers.large_targets import LLAMA, QWEN, draft_token_ms, llama_scenario, qwen_scenario
+from benchmarks.papers.large_targets import LLAMA, QWEN, SHARES, draft_token_ms, llama_scenario, qwen_scenario
 from benchmarks.papers.scenarios import Runs, inputs, scenario
 from benchmarks.papers.sources import Results, Source
 
@@ -75,8 +75,9 @@ def throughputs(results: Results) -> Section:
         paragraph(
             "The target has the times of a 70B model on four A100, the drafters have nodes of their own. These times "
             "are assumed. So are 4 ms for a draft token, in the rows without a time and in the other simulations of "
-            "this paper. That is high: by sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`) 68M on an "
-            "RTX 2080 Ti takes 0.4 ms, without launches of kernels. The last rows have this time. Drafts are recorded, "
+            "this paper. That is high: by sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`), "
+            f"{SHARES}, 68M on an RTX 2080 Ti takes {draft_token_ms(llama_scenario()):.1f} ms, without launches of "
+            "kernels. The last rows have this time. Drafts are recorded, "
             "as in the gain by parts, and are at most five tokens deep. SpecInfer unites trees of all drafters, CoSine "
             "fuses them; trees have at most ten tokens.",
             WHOLE_DRAFTS,
@@ -112,7 +113,7 @@ def qwen(results: Results) -> Section:
         "Figures 6(b) and 6(d): the Qwen pair, simulated",
         tuple(rows),
         "A target of 32B on four A100 takes the place of the 70B target. Its times are computed from sizes, bandwidth "
-        "and FLOP/s (`benchmarks/papers/large_targets.py`), and not measured. The lower time of a draft "
+        f"and FLOP/s (`benchmarks/papers/large_targets.py`), {SHARES}, and not measured. The lower time of a draft "
         "token is computed too, for 0.5B on an RTX 3090. The other rows keep the 4 ms of the LLaMA pair. The package's "
         "models made the drafts, so acceptance is not that of the Qwen pair. Trees and batches are those of figures "
         "6(a) and 6(c).",

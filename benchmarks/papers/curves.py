@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,6 +42,10 @@ class Curves:
         if len(later) > len(losses):
             return "no single rate: " + ", ".join(f"{found[load]:.2f}× at {load:g}/s" for load in later)
         return f"from {later[0]:g}/s (down to {min(found[load] for load in later):.2f}×)"
+
+    def loses_from(self, name: str) -> float:
+        """The lowest rate at which a length is not faster; infinite where it is faster at every rate."""
+        return min((load for load in self.latency if self.speedup(name, load) <= 1.0), default=math.inf)
 
     def rebounds(self) -> str:
         """The lowest speedup of each fixed length, and the highest one at a higher rate."""

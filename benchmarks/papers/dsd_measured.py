@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from benchmarks.papers.common import How, Row, Section
+from benchmarks.papers.common import How, Row, Section, paragraph
 from benchmarks.papers.dsd_pipeline import Nodes, kept
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -36,19 +36,22 @@ def section(results: Results) -> Section:
     return Section(
         "Equations 3, 4 and 9: emulated over processes",
         tuple(rows),
-        "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for many "
-        "machines. The overhead of processes and messages is real; compute, links and acceptance are not. The "
-        "equations take the tokens a traversal of the same run, and times of the same pipeline without links. So an "
-        "error says what processes, messages and links add, and nothing of acceptance. The time of a window is a mean "
-        "over two runs, so it may be some percent too long. Tokens are right with probability 0.764; "
-        "40 tokens and two repeats leave 2.5 to 4.9 tokens a traversal. Tokens a traversal are all tokens over all "
-        "traversals. A node takes as long for a window as for one token, which equation 9 denies. One window in "
-        "flight carries all requests, and a node takes as long for all as for one. So windows in flight have little "
-        "to gain here. Their rows have the tokens of a request and traversal, which are chance, and the ratio by these "
-        "alone. What is left of a ratio was not measured by parts. "
-        "t₀ is the time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ itself. "
-        "The paper's table 2 has links of 100 Gbit/s and prints no "
-        "delays, so no row is of its kind.",
+        paragraph(
+            "Each node is a process. Nodes, links and drafter sleep for injected times, so that two cores stand for "
+            "many machines. The overhead of processes and messages is real; compute, links and acceptance are not.",
+            results.sentence(PROCESSES, injected),
+            "The equations take the tokens a traversal of the same run, and times of the same pipeline without links. "
+            "So an error says what processes, messages and links add, and nothing of acceptance. The time of a window "
+            "is a mean over two runs, so it may be some percent too long.",
+            results.sentence(PROCESSES, drawn),
+            "Tokens a traversal are all tokens over all traversals. A node takes as long for a window as for one "
+            "token, which equation 9 denies. One window in flight carries all requests, and a node takes as long for "
+            "all as for one. So windows in flight have little to gain here. Their rows have the tokens of a request "
+            "and traversal, which are chance, and the ratio by these alone. What is left of a ratio was not measured "
+            "by parts.",
+            "t₀ is the time of the whole pipeline, so t₀ / N is that of one node. Without links equation 3 is t₀ "
+            "itself. The paper's table 2 has links of 100 Gbit/s and prints no delays, so no row is of its kind.",
+        ),
     )
 
 
@@ -72,6 +75,21 @@ def only(found: Found) -> tuple[Nodes, Found]:
     """The one pipeline at its one delay."""
     (pipeline,) = found["pipelines"]
     return Nodes.stored(pipeline["nodes"]), pipeline["rows"][0]
+
+
+def injected(found: Found) -> str:
+    """What a node and the drafter sleep."""
+    nodes = found["pipelines"][0]["nodes"]
+    return f"A node takes {1e3 * found['stage']:.0f} ms, a draft token {nodes['draft'] / nodes['t0']:.2f} t₀."
+
+
+def drawn(found: Found) -> str:
+    """The acceptance that was injected, and how far apart the tokens of a traversal are in these short runs."""
+    tokens = [kept(row["measured"]["fixed"]) for pipeline in found["pipelines"] for row in pipeline["rows"]]
+    return (
+        f"Tokens are right with probability {found['acceptance']:g}. Runs are short and leave {min(tokens):.1f} to "
+        f"{max(tokens):.1f} tokens a traversal."
+    )
 
 
 def times(found: Found, count: int, ratio: float) -> str:

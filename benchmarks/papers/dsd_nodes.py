@@ -78,6 +78,18 @@ def scenario(links: Links, requests: int) -> Scenario:
     )
 
 
+def assumed() -> str:
+    """What the corrected and the drawn figures take besides nodes and links."""
+    target, draft = LOCAL.built(Path()), STEP.built(Path())
+    t0 = target.seconds(0, 1, 1)
+    window, step = target.seconds(0, WINDOW + 1, 1) / t0, draft.seconds(0, 1, 1) / t0
+    return (
+        f"Assumed: t₀ is {1e3 * t0:.0f} ms, a pass over {WINDOW + 1} tokens takes {window:.2f} t₀, a draft token "
+        f"{step:.2f} t₀, and a draft token is right with probability {ALPHA:g}, which gives the paper's {KEPT:.2f}. "
+        "These fix the corrected and the drawn figures and the chosen lengths."
+    )
+
+
 def sweep(requests: int = 48) -> Found:
     """Tokens per second without drafts, with the window, and with lengths chosen by goodput, for every point."""
     rows = []

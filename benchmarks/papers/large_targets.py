@@ -23,6 +23,10 @@ from benchmarks.papers.sources import Source
 from cospec.simulation.scenario import DrafterConfig, LatencyConfig, Scenario
 
 BANDWIDTH_SHARE, FLOP_SHARE, MEMORY_SHARE = 0.55, 0.45, 0.9
+SHARES = (  # for the texts about figures that follow from the rule
+    f"with {BANDWIDTH_SHARE:.0%} of the bandwidth and {FLOP_SHARE:.0%} of the FLOP/s, the shares that give the assumed "
+    "times of the 70B target"
+)
 BYTES = 2.0  # of a weight in float16
 KNEES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0)  # tokens, of a mixture
 

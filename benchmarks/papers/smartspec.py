@@ -175,10 +175,10 @@ def lookup(results: Results) -> Section:
         "Figure 12: prompt lookup by request rate",
         tuple(rows),
         "The first target is the 7B model of figure 11. Mixtral's times on eight A100 are computed from sizes, "
-        "bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Each token chooses two of eight experts at "
-        "random, and a forward reads the chosen experts. Drafts cost nothing. Inputs have 768 tokens, outputs 96. The "
-        "paper measured an acceptance of 0.3 to 0.4 for Mistral-7B only; here Mixtral has it too. It is read as "
-        "accepted over proposed tokens. With drafts of "
+        f"bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`), {large_targets.SHARES}. Each token chooses two "
+        "of eight experts at random, and a forward reads the chosen experts. Drafts cost nothing. Inputs have 768 "
+        "tokens, outputs 96. The paper measured an acceptance of 0.3 to 0.4 for Mistral-7B only; here Mixtral has it "
+        "too. It is read as accepted over proposed tokens. With drafts of "
         f"{figures.LOOKUP_LENGTH} the middle means an acceptance of "
         f"{figures.rate_of(figures.LOOKUP_SHARE, figures.LOOKUP_LENGTH)} for each token. "
         f"{results.sentence(large_targets.MIXTURE, lost_lengths)}",
@@ -354,7 +354,7 @@ def sentences(results: Results) -> tuple[Row, ...]:
 
 
 def expectations(results: Results) -> Section:
-    """Equations 8 and 10, Algorithm 1 and the token counts of 7.2.2."""
+    """Equations 8 and 10, Algorithm 1 and the token counts of 4.3 and 7.2.2."""
     chance = np.random.default_rng(0)
     rows = (
         results.computed("Nodes of a tree of widths 3, 2, 2", "21", str(nodes((3, 2, 2)))),
@@ -378,7 +378,7 @@ def expectations(results: Results) -> Section:
             "drawn 200,000 times; the engine counts the second, because no verdict exists after a rejection",
         ),
     )
-    return Section("Equations 8 and 10, and counts of section 7.2.2", rows)
+    return Section("Equations 8 and 10, and counts of sections 4.3 and 7.2.2", rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
-from benchmarks.papers.common import PLOT, Row, Section, unclear
+from benchmarks.papers.common import PLOT, Row, Section, paragraph, unclear
 from benchmarks.papers.curves import BASE, Curves
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -24,26 +24,29 @@ MEASURED = {
     }.items()
 }
 LOW, HIGH, NEAR = "1.2 to 3.2×", "not slower", "about 1"
+FIRST, LONG = "7B", "k=5"  # the target of figure 1, and the longest of the fixed lengths
+LARGER = "at lower rates for larger models (section 7.1.1)"
+GPUS = {"7B": "one GPU", "33B": "four GPUs", "70B": "four GPUs"}
 
 
 def rates(results: Results) -> Section:
     """Figures 1 and 11."""
     rows = [row for who, source in SIMULATED.items() for row in crossings(results, source, who)]
     rows += [row for who, source in MEASURED.items() for row in measured(results, source, who)]
-    return Section(
-        "Figures 1 and 11: mean latency by request rate, over no speculation",
-        tuple(rows),
+    text = (
         "Rates are each machine's own; what carries over is the order of the curves and where they cross. The "
         "simulated targets have assumed times: 7B on one A100, 33B and 70B on four. The paper has 70B on eight. Its "
         "drafter is TinyLlama-1.1B in the paper's table 1 and Vicuna-7B in its text; ours takes 4 ms a token, assumed. "
-        "Times of 33B are computed from sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`). Acceptance "
-        "is 0.7, inputs and outputs have 128 tokens, as in figure 1. Figure 1 is of 7B alone. Figure 11 falls steeply "
-        "at 32/s (c) and above 5/s (f), and rebounds after falls above 2/s (d, e); the paper does not name the "
-        "panels' models, so no row has these rates. The measured rows are of every stored run with our "
-        "models, on prompts of three domains. Their speedups are ratios of means; no speculation is one of the others. "
-        "The reason of the losses was not measured. The paper's 1.2 to 3.2× is over three data sets (conclusion) and "
-        f"five models (section 1), prompt lookup included. {served(results)}",
+        "Times of 33B are computed from sizes, bandwidth and FLOP/s (`benchmarks/papers/large_targets.py`), "
+        f"{large_targets.SHARES}. Acceptance is 0.7, inputs and outputs have 128 tokens, as in figure 1. Figure 1 is "
+        "of 7B alone. Figure 11 falls steeply at 32/s (c) and above 5/s (f), and rebounds after falls above 2/s (d, "
+        "e); the paper does not name the panels' models, so no row has these rates. The measured rows are of every "
+        "stored run with our models, on prompts of three domains. Their speedups are ratios of means; no speculation "
+        "is one of the others. The reason of the losses was not measured. The paper's 1.2 to 3.2× is over three data "
+        "sets (conclusion) and five models (section 1), prompt lookup included."
     )
+    title = "Figures 1 and 11: mean latency by request rate, over no speculation"
+    return Section(title, tuple(rows), paragraph(text, served(results), regions(results)))
 
 
 def served(results: Results) -> str:
@@ -57,7 +60,26 @@ def served(results: Results) -> str:
         return ""
     return (
         f"Without speculation the simulated targets serve at most so many requests/s: {', '.join(cells)}. Near these "
-        "rates and above, latencies are of a growing queue; the paper keeps below the service rate (section 7.2)."
+        "rates and above, latencies are of a growing queue. The paper's figure 11 has such rates too (section 7.1.1); "
+        "only its simulations keep below the service rate (section 7.2)."
+    )
+
+
+def regions(results: Results) -> str:
+    """Whether larger simulated targets have fewer rates with a speedup, as in the paper; empty where one is missing."""
+    found = {who: results.read(source) for who, source in SIMULATED.items()}
+    ends = {who: simulated_curves(each).loses_from(LONG) for who, each in found.items() if each}
+    if len(ends) < len(found):
+        return ""
+    cells = [
+        f"{'lower' if ends[who] < ends[FIRST] else 'not lower'} for {who} on {GPUS[who]}"
+        for who in ends
+        if who != FIRST
+    ]
+    return (
+        "By section 7.1.1, larger models have fewer rates with a speedup. Against "
+        f"{FIRST} on {GPUS[FIRST]}, the rate from which {LONG.replace('=', ' = ')} is not faster is "
+        f"{' and '.join(cells)}."
     )
 
 
@@ -77,16 +99,22 @@ def simulated_curves(found: Found) -> Curves:
 Pick = Callable[[Curves], str]
 
 
-def shared(first: bool) -> tuple[tuple[str, str, Pick], ...]:
-    """What every sweep says of fixed lengths; the paper's rates are of figure 1, whose target is ``first``."""
+def shared(who: str = "") -> tuple[tuple[str, str, Pick], ...]:
+    """What every sweep says of fixed lengths.
+
+    Args:
+        who: which of the paper's targets; the paper's rates are of figure 1, whose target is ``FIRST``.
+    """
+    first = who == FIRST
+    larger = LARGER if who and not first else ""
     return (
         (
             f"Fastest fixed length at {'4/s' if first else 'the lowest rate'}",
             "k = 3 or 5 (figure 1)" if first else "k = 3 or 5, at low rates (section 7.1.1)",
             lambda curves: curves.fastest_fixed(4.0 if first else min(curves.latency)),
         ),
-        ("Rate from which k = 5 is not faster", "above 12/s" if first else "", lambda curves: curves.stops("k=5")),
-        ("Rate from which k = 3 is not faster", "above 16/s" if first else "", lambda curves: curves.stops("k=3")),
+        ("Rate from which k = 5 is not faster", "above 12/s" if first else larger, lambda curves: curves.stops("k=5")),
+        ("Rate from which k = 3 is not faster", "above 16/s" if first else larger, lambda curves: curves.stops("k=3")),
         ("Lowest speedup of each fixed length, and its rebound", "", Curves.rebounds),
     )
 
@@ -94,7 +122,7 @@ def shared(first: bool) -> tuple[tuple[str, str, Pick], ...]:
 def crossings(results: Results, source: Source, who: str) -> list[Row]:
     """What a simulated sweep of rates says."""
     claims: tuple[tuple[str, str, Pick], ...] = (
-        *shared(who == "7B"),
+        *shared(who),
         (
             "Speedup of the adaptive length at the lowest rate",
             LOW,
@@ -143,7 +171,7 @@ def measured(results: Results, source: Source, who: str) -> list[Row]:
     ]
     rows += [
         results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(measured_curves(found)))
-        for what, paper, pick in shared(False)
+        for what, paper, pick in shared()
     ]
     return rows
 

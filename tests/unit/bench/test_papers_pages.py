@@ -163,6 +163,28 @@ def test_a_length_that_is_faster_again_has_no_single_rate(room: Room) -> None:
     assert "0.80× at 2/s, later up to 1.25×" in curves.rebounds()
 
 
+def test_the_first_loss_ends_the_rates_with_a_speedup(room: Room) -> None:
+    latency = {8.0: {"off": 1.0, "k=3": 0.9, "k=5": 0.8}, 2.0: {"off": 1.0, "k=3": 0.5, "k=5": 1.0}}
+    curves = room.curves.Curves(latency, "auto")
+    assert curves.loses_from("k=5") == 2.0 and curves.loses_from("k=3") == float("inf")
+
+
+def test_a_run_that_nothing_was_noted_of_is_not_named(room: Room) -> None:
+    def run(kernels: str, date: str) -> dict[str, Any]:
+        return {"machine": {"kernels": kernels, "date": date}}
+
+    (disturbed, alone) = (run(*key) for key in room.collaborations.COMPANY)
+    both = room.collaborations.company(disturbed, alone)
+    assert "AVX-512 shared its cores" in both and "AVX2 had the machine for itself" in both
+    assert room.collaborations.company(run("avx2", "2026-01-02")) == ""
+
+
+def test_the_papers_increases_are_read_in_two_ways(room: Room) -> None:
+    figures = room.minions
+    assert figures.totals(figures.multiplied) == "1.99×, 2.63×" and figures.totals(figures.added) == "1.79×, 2.21×"
+    assert figures.over_parts("majority") == "+10%, +60%" and figures.over_parts("pipeline") == "+24%, +33%"
+
+
 def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None:
     theory: dict[str, Any] = {"theorem 3.1": 1.5, "theorem 3.6": 1.9, "naive process": 2.0, "alternate process": 2.5}
     theory |= {"naive measured": 1.6, "alternate measured": 1.8, "gammas": [1, 1], "proposer": 1}

@@ -60,6 +60,27 @@ def test_every_report_has_its_tables(tables: ModuleType) -> None:
         assert text.count("| --- ") >= len(report.blocks)
 
 
+def test_theorems_stand_where_their_models_are_and_acceptance_where_a_model_proposed(tables: ModuleType) -> None:
+    theory: dict[str, Any] = {"theorem 3.1": 1.51, "theorem 3.6": 1.87, "alpha": [0.9, 0.8], "gammas": [0, 3]}
+    theory |= {f"{kind} {what}": 2.0 for kind in ("naive", "alternate") for what in ("process", "measured")}
+
+    def lines(**changed: Any) -> str:
+        row = {"batch": 1, "temperature": 0.0, "domain": "code", "over_standard": {"standard": [1, 1, 1]}}
+        return "\n".join(tables.collaborative({"settings": {"two": [{**row, "theory": {**theory, **changed}}]}}))
+
+    assert "none, 0.80" in lines(form="naive") and "1.51" in lines(form="naive") and "1.87" not in lines(form="naive")
+    assert "1.51" in lines(form="alternate") and "1.87" in lines(form="alternate")
+    three = lines(form="alternate", alpha=[0.9] * 3, gammas=[1] * 3)
+    assert "1.51" not in three and "1.87" not in three
+
+
+def test_a_report_says_where_measured_speeds_are_of_another_run(tables: ModuleType) -> None:
+    where = {"batch": 1, "temperature": 0.0, "domain": "code"}
+    settings = {"two": [{**where, "over_standard": {"alternate": [1.5, 1.4, 1.6]}}]}
+    assert not tables.other_run([{"setting": "two", "measured": 1.5, **where}], settings)
+    assert tables.other_run([{"setting": "two", "measured": 1.6, **where}], settings)
+
+
 def test_a_block_of_a_page_is_written_anew(tables: ModuleType) -> None:
     pages = importlib.import_module("benchmarks.pages")
     page = "before\n<!-- figures: summary -->\nold\n<!-- end -->\nafter\n"
