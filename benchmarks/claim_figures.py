@@ -14,7 +14,6 @@ from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
-from benchmarks.papers.minions import over_parts
 from benchmarks.papers.pools import Pool, age
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
@@ -126,9 +125,9 @@ def at_equal_cost() -> Sequence[Figure]:
 
 
 def hourly_prices() -> str:
-    """The assumed prices of the target's and of a drafter's machine."""
+    """The assumed prices of an hour of the target's and of a drafter's machine, as a ratio."""
     given = Scenario.read(Path(FOLDER / "cosine-cost.yaml"))
-    return f" (assumed prices: {given.target.cost_per_hour:g} and {given.drafting.cost_per_hour:g} an hour)"
+    return f" (assumed prices, {given.target.cost_per_hour:g}:{given.drafting.cost_per_hour:g})"
 
 
 def latency_of_baselines() -> Sequence[Figure]:
@@ -225,11 +224,9 @@ def notes() -> Sequence[str]:
     pairs = [zip(row["alpha"], row["gammas"], strict=True) for row in rows]
     alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
     return (
-        "Pools on shared cores ran before they were rewritten." if age(stored("pool")) else "",
-        "Minions' parts, if increases are over the default: slope "
-        f"{over_parts('selector')}, pipeline {over_parts('pipeline')}.",
+        "Pools on shared cores ran before their rewrite." if age(stored("pool")) else "",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "
-        f"{max(alphas):.2f}. {company(*runs)}",
+        f"{max(alphas):.2f}. {company(runs[0])}",
     )
 
 

@@ -94,9 +94,10 @@ def claims() -> str:
 
 
 CLAIMS = (
-    *(Claim("SmartSpec", f"latency over no speculation, {rate} rate, {kernels}, worst run" if kernels == FIRST
-            else f"the same, {kernels}", said, MEASURED, ours.under_load(kernels, place))
-      for rate, place, said in (("lowest", 0, (1.2, 3.2)), ("highest", -1, (1.0, 1.0))) for kernels in LOADS),
+    *(Claim("SmartSpec", f"{what}, {rate} rate, {kernels}, worst run" if kernels == FIRST else f"the same, {kernels}",
+            said, MEASURED, ours.under_load(kernels, place))
+      for what, rate, place, said in (("latency over no speculation", "lowest", 0, (1.2, 3.2)),
+                                      ("the same", "highest", -1, (1.0, 1.0))) for kernels in LOADS),
     Claim("SmartSpec", "the same, 8 and 16/s, 5 runs", (1.0, 1.0), MEASURED, ours.between),
     Claim("SmartSpec", "latency over the best other, 4 rates, 5 runs", (1.0, 1.0), MEASURED,
           ours.over_best_lengths),
@@ -104,9 +105,9 @@ CLAIMS = (
           ours.pooled("generic", "vote all")),
     Claim("Minions", "slope over s = 4, machines apart", (1.06, 1.35), SIMULATED,
           ours.throughput("minions-fig12", "slope in turn", "s=4 in turn")),
-    *(Claim("Minions", f"slope over s = 4, shared cores, batch {batch}{words}", (1.06, 1.35), MEASURED,
+    *(Claim("Minions", f"the same, {words}", (1.06, 1.35), MEASURED,
             ours.compared(f"compare_slope_batch{batch}", "slope", "draft-4"))
-      for batch, words in ((1, ""), (8, ", both slower than no drafts"))),
+      for batch, words in ((1, "shared cores, batch 1"), (8, "batch 8, both slower than no drafts"))),
     Claim("Minions", "pipeline (32 requests) over turns (16), machines apart", (1.34, 1.55), SIMULATED,
           ours.throughput("minions-fig12", "slope", "slope in turn")),
     Claim("Minions", "pipeline over turns, shared cores", (1.34, 1.55), MEASURED, ours.pipelines),
@@ -120,9 +121,10 @@ CLAIMS = (
           aside=ours.hourly_prices),
     Claim("CoSine", "latency at equal cost (batch 16: nearly)", (1.302, 1.302), SIMULATED,
           ours.latency_of_baselines, up_to=True),
-    *(Claim("CoSine", f"latency over SpecInfer, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"),
-            aside=ours.where_slowest(mode, "specinfer", " (SpecInfer is the slowest here)"))
-      for mode, said in (("low", (1.2, 1.5)), ("high", (1.3, 1.6)), ("fluctuating", (1.2, 1.4)))),
+    *(Claim("CoSine", f"{what}, {mode} arrivals", said, SIMULATED, ours.online(mode, "specinfer"),
+            aside=ours.where_slowest(mode, "specinfer", " (SpecInfer is slowest)"))
+      for what, mode, said in (("latency over SpecInfer", "low", (1.2, 1.5)), ("the same", "high", (1.3, 1.6)),
+                               ("the same", "fluctuating", (1.2, 1.4)))),
     Claim("CoSine", "latency over the fastest other system, these arrivals", (1.2, 1.6), SIMULATED,
           ours.over_fastest),
     Claim("DSD", "speed over plain decoding, no links, γ = 8, T = 1", (1.91, 2.59), MEASURED,
@@ -131,7 +133,7 @@ CLAIMS = (
           comparable=False),
     Claim("DSD", "adaptive over ordinary speculation, no clear loss", (1.15, 1.20), MEASURED, ours.relaxed(True),
           up_to=True, besides="; tables 0.98–1.07×"),
-    Claim("DSD", "adaptive over ordinary speculation, any loss", (1.15, 1.20), MEASURED, ours.relaxed(False),
+    Claim("DSD", "the same, any loss", (1.15, 1.20), MEASURED, ours.relaxed(False),
           up_to=True, price="a loss of quality"),
     Claim("CoS", "target and adapter, T = 1, over standard, worse run", (1.34, 1.62), MEASURED,
           ours.blended("weighted-two", 1.0)),
