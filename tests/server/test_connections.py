@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 FILES = 300
+BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SERVE = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
@@ -92,7 +95,9 @@ def test_the_rest_of_a_refused_body_has_to_come_in_time(server_of: Callable[...,
     server = server_of(body_timeout=0.2, keep_alive_timeout=100)
     with connect(server) as client:
         client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
-        assert closes(client).startswith(b"HTTP/1.1 413")
+        answers = closes(client)
+    assert answers.startswith(b"HTTP/1.1 413")
+    assert answers.count(b"HTTP/1.1") == 1
 
 
 def test_an_idle_connection_closes(server_of: Callable[..., Running]) -> None:
@@ -131,6 +136,9 @@ def test_a_client_that_reads_nothing_is_dropped(server_of: Callable[..., Running
         (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
         (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"CONNECT /health HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (CHUNKED + b"1\r\n{\r\n0\r\n" + b"A: b\r\n" * 20_000, 431),
+        (CHUNKED + b"1;" + b"a" * 100_000, 431),
     ],
 )
 def test_what_is_no_request_gets_an_error_and_no_second_one(
@@ -174,6 +182,32 @@ def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running])
     server = server_of(header_timeout=0.2, body_timeout=0.2, keep_alive_timeout=1)
     for stream in (False, True):
         assert server.post("/v1/completions", prompt="SLOW", max_tokens=100, stream=stream).status_code == 200
+
+
+def test_clients_that_read_nothing_block_no_other_client(server_of: Callable[..., Running]) -> None:
+    server = server_of(max_connections=3)
+    clients = [socket.socket() for _ in range(3)]
+    for client in clients:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = server.url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        client.sendall(BUNDLE + b"\r\n")
+    until(lambda: _answers(server))
+    for client in clients:
+        client.close()
+
+
+def test_a_slow_client_that_makes_progress_gets_the_answer(server_of: Callable[..., Running]) -> None:
+    with connect(server_of(write_timeout=0.4, keep_alive_timeout=1)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(
+            b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        found = 0
+        while part := client.recv(16384):
+            found += len(part)
+            time.sleep(0.02)
+    assert found > 1_000_000
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"])

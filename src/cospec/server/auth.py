@@ -59,9 +59,10 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse the request."""
         if scope["type"] == "http" and not _is_open(scope["path"]):
-            given = dict(scope["headers"]).get(b"authorization", b"")
+            scheme, space, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            given = scheme.capitalize() + space + key  # RFC 9110: the scheme has no case
             # The check compares every key, so that the time reveals nothing about the order of keys.
-            matches = [number for number, key in enumerate(self._expected) if secrets.compare_digest(given, key)]
+            matches = [number for number, one in enumerate(self._expected) if secrets.compare_digest(given, one)]
             if not matches:
                 message = "Authorization is missing or wrong; allowed is 'Bearer' and a key of this server."
                 await errors.response(message, HTTPStatus.UNAUTHORIZED)(scope, receive, send)

@@ -12,13 +12,16 @@ import asyncio
 import logging
 import resource
 import time
+from collections.abc import Sized
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -29,7 +32,9 @@ ACCEPTS = 128  # connections that the loop accepts at once, before a check of th
 RESERVED_FILES = 64 + ACCEPTS  # 64 for libraries, the engine's socket and its process
 MIN_CONNECTIONS = 8
 READ_BYTES = 16 * 2**10  # bytes per read: parsing a body of one-byte chunks takes long
-MAX_HEAD_BYTES = 64 * 2**10  # of a request line with its headers; the parser has no limit of its own
+MAX_HEAD_BYTES = 64 * 2**10  # of a request line with its headers, or of trailers; the parser has no limit of its own
+MAX_PIPELINED = 16  # requests of a connection that wait for an answer before the server reads on
+PROGRESS_BYTES = 64 * 2**10  # that a slow client has to read within the write timeout
 QUIET_SECONDS = 60.0  # between two log lines about the same problem
 LATE = "The request did not arrive in time; the connection closes."
 INVALID = "The request is not valid HTTP/1.1; the connection closes."
@@ -110,8 +115,25 @@ class Awaited(Enum):
     BODY = auto()
 
 
+class PipelineFlow(FlowControl):
+    """Reads no further requests of a connection while many wait for an answer.
+
+    Args:
+        pipeline: the requests that wait.
+    """
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """Read on where few requests wait. With none, a paused connection would not notice that the client left."""
+        if len(self._pipeline) < MAX_PIPELINED:
+            super().resume_reading()
+
+
 class TimedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with deadlines for the client, and a limit on the head of a request."""
+    """HTTP/1.1 with deadlines for the client, and limits on heads, trailers and requests that wait."""
 
     def __init__(
         self,
@@ -124,9 +146,14 @@ class TimedProtocol(HttpToolsProtocol):
         self._limits = config
         self._head_bytes = 0  # received of a head that is not complete
         self._in_body = False  # a head is complete, its body is not
+        self._running: Any = None  # uvicorn's cycle of the request that is being answered; ``cycle`` is the newest one
+        self._offered = False  # the request that is being parsed offers another protocol
+        self._refusal: tuple[HTTPStatus, str] | None = None  # to be sent after the answers to earlier requests
         self._awaited: Awaited | None = None  # what the deadline belongs to
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes when the write deadline was set
+        self._abort: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; close a waiting connection if necessary."""
@@ -137,40 +164,64 @@ class TimedProtocol(HttpToolsProtocol):
             return
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         super().connection_made(transport)
+        self.flow = PipelineFlow(transport, self.pipeline)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
+        """Remove the connection, and end the requests that nobody waits for."""
         self._stop_waiting()
         self._stop_writing()
+        if self._abort is not None:
+            self._abort.cancel()
+        self.pipeline.clear()
+        self._disconnect(self._running)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Process received data, and set the deadline for the missing data."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
-        if not self._in_body:
-            self._head_bytes += len(data)
-        super().data_received(data)
+        self._head_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_LONG)
         self._watch()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header. Trailers of a chunked body are no headers: a proxy does not filter them."""
+        if not self._in_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Start the request."""
-        self._head_bytes, self._in_body = 0, True
+        """Start the request, unless the request has to be read again without an offer."""
+        if self.parser.should_upgrade():
+            self._offered = True
+            return
         super().on_headers_complete()
+        self._head_bytes, self._in_body = 0, True
+        self._stop_waiting()  # each body has its own deadline
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the body of a request."""
-        self._in_body = False
+        if self._offered:
+            return
+        self._head_bytes, self._in_body = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Finish an answer; uvicorn's timer waits for the next request."""
+        self._running = None
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_later()
+        elif self._refusal is not None and self._running is None:
+            self._close(*self._refusal)
         elif self._state() is Awaited.HEAD:
             self._stop_waiting()
             self._limits.waiting[self] = None
@@ -185,23 +236,49 @@ class TimedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the write deadline: the client reads slower than the server writes."""
         super().pause_writing()
-        self._write_deadline = self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
+        self._expect_progress()
+        self._limits.waiting[self] = None
 
     def resume_writing(self) -> None:
         """Stop the write deadline: the client has read."""
         super().resume_writing()
         self._stop_writing()
+        if self._deadline is None and self._state() is None:
+            self._limits.waiting.pop(self, None)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer to what is not HTTP/1.1 in the form of all errors."""
-        self._refuse(HTTPStatus.BAD_REQUEST, INVALID)
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Note which request is being answered, as uvicorn does not."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Ignore the offer of another protocol: a log line for each offer would fill the log."""
+    def _feed(self, data: bytes) -> None:
+        """Parse. The parser drops the body of a request that offers another protocol, so the offer is taken out."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(HTTPStatus.BAD_REQUEST, INVALID)
+                    return
+                data = self._head_without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(HTTPStatus.BAD_REQUEST, INVALID)
+                return
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """Return the head that was parsed without its line ``Upgrade``, for a new parser."""
+        old, self._offered = self.parser, False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's parser
+        first = b"%b %b HTTP/%b" % (old.get_method(), self.url, old.get_http_version().encode())
+        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([first, *lines, b"", b""])
 
     def _state(self) -> Awaited | None:
         """Return what the client has to send now; None while the server works, or closes the connection."""
-        if self.transport.is_closing() or self.pipeline:
+        if self.transport.is_closing() or self.pipeline or self._refusal is not None:
             return None
         if self._in_body:
             return Awaited.BODY
@@ -217,6 +294,8 @@ class TimedProtocol(HttpToolsProtocol):
             self._await(state, self._limits.settings.header_timeout)
         elif state is Awaited.BODY:
             self._await(state, self._limits.settings.body_timeout)
+        if self.flow.write_paused:
+            self._limits.waiting[self] = None
 
     def _await(self, state: Awaited, seconds: float) -> None:
         self._awaited = state
@@ -234,22 +313,49 @@ class TimedProtocol(HttpToolsProtocol):
             self._write_deadline.cancel()
             self._write_deadline = None
 
+    def _expect_progress(self) -> None:
+        """Set the write deadline: by then the client has to have read ``PROGRESS_BYTES``."""
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_deadline = self.loop.call_later(self._limits.settings.write_timeout, self._check_progress)
+
+    def _check_progress(self) -> None:
+        if self._unsent - self.transport.get_write_buffer_size() >= PROGRESS_BYTES:
+            self._expect_progress()
+        else:
+            self.transport.abort()
+
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Close the connection of a client that broke a limit; answer with an error if no answer has begun."""
+        """Close the connection of a client that broke a limit, after the answers to its earlier requests."""
         self._stop_waiting()
-        unanswered = self.cycle is not None and not self.cycle.response_complete
-        if not (unanswered and self.cycle.response_started):
+        if self._in_body and self.pipeline:
+            self.pipeline.popleft()  # the request with the broken body, the newest one
+        elif self._in_body and self._running is None:
+            self._close(status, "")  # the request has its answer
+            return
+        elif self._in_body or self._running is None:
+            self._close(status, message)
+            return
+        self._refusal = status, message
+
+    def _close(self, status: HTTPStatus, message: str) -> None:
+        """Send an error, if there is a message and no answer has begun, and close the connection."""
+        if message and not (self._running is not None and self._running.response_started):
             body = msgspec.json.encode(errors.body(message, status))
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
-        if unanswered:
-            self.cycle.disconnected = True  # the application writes no second answer
-            self.cycle.message_event.set()
+        self._disconnect(self._running)  # the application writes no second answer
         self.transport.close()
         self._abort_later()
 
+    def _disconnect(self, cycle: Any) -> None:
+        """Tell the application of a request that the client is gone."""
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def _abort_later(self) -> None:
-        self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
+        if self._abort is None:
+            self._abort = self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest; return False if none waits."""
