@@ -85,8 +85,12 @@ class BadWords(LogitsProcessor):
     Options: ClassVar[type[FieldOptions]] = FieldOptions
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        self._sequences = sequences
-        self._longest = max([len(sequence) for sequence in sequences], default=1) - 1
+        last_tokens: dict[tuple[int, ...], set[int]] = {}
+        for sequence in sequences:
+            last_tokens.setdefault(sequence[:-1], set()).add(sequence[-1])
+        self._last_tokens = {before: frozenset(tokens) for before, tokens in last_tokens.items()}
+        self._lengths = sorted({len(before) for before in last_tokens})
+        self._longest = self._lengths[-1] if self._lengths else 0
 
     @classmethod
     def build(cls, options: FieldOptions, sampling: SamplingParams) -> BadWords:
@@ -103,5 +107,9 @@ class BadWords(LogitsProcessor):
 
     def mask(self, state: tuple[int, ...], vocab_size: int) -> Bitmask | None:
         """Ban the tokens that would complete a sequence."""
-        found = [last for *before, last in self._sequences if tuple(before) == state[len(state) - len(before) :]]
-        return _banned(frozenset(found), vocab_size) if found else None
+        ends = [state[len(state) - length :] for length in self._lengths if length <= len(state)]
+        found = [self._last_tokens[end] for end in ends if end in self._last_tokens]
+        if not found:
+            return None
+        # A set keeps its hash, so most masks come from the cache without a loop over the set.
+        return _banned(found[0] if len(found) == 1 else found[0].union(*found[1:]), vocab_size)
