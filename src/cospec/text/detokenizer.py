@@ -27,9 +27,9 @@ class IncrementalDetokenizer:
         self._stream = _primed(tokenizer, list(prompt[-PRIMING_TOKENS:]), params.skip_special_tokens)
         self.stops = params.stop
         self._longest = max(map(len, params.stop), default=0)
-        self._released = 0
         self.pending: list[int] = []  # tokens that are not decoded yet
-        self.text = ""
+        self._final: list[str] = []  # text since the last release that no stop string can cut
+        self._tail = ""  # the text after the final text; empty without stop strings
 
     def take(self, tokens: Sequence[int]) -> None:
         """Add tokens of an output without stop strings; ``release`` decodes the tokens."""
@@ -41,7 +41,7 @@ class IncrementalDetokenizer:
         pending, self.pending = self.pending, []
         if self._tokenizer is not None:
             step, tokenizer = self._stream.step, self._tokenizer
-            self.text += "".join([step(tokenizer, token) or "" for token in pending])
+            self._final.append("".join([step(tokenizer, token) or "" for token in pending]))
 
     def push(self, token: int, may_stop: bool = True) -> str | None:
         """Add one token; return the stop string that the token completed, and cut the text there."""
@@ -50,28 +50,30 @@ class IncrementalDetokenizer:
         piece = self._stream.step(self._tokenizer, token) if self._tokenizer else None
         if not piece:
             return None
-        old = len(self.text)
-        self.text += piece
-        if not self._longest or not may_stop:
+        if not self._longest:
+            self._final.append(piece)
             return None
+        old = len(self._tail)
+        self._tail += piece
         # Search only matches that end in the new piece: below ``min_tokens`` a completed stop string became text.
-        places = ((self.text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self.params.stop)
-        found = [(at, stop) for at, stop in places if at >= 0]
-        if not found:
-            return None
-        at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
-        self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
-        return stop
+        places = ((self._tail.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self.params.stop)
+        found = [(at, stop) for at, stop in places if at >= 0] if may_stop else []
+        if found:
+            at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+            self._tail = self._tail[: at + len(stop) if self.params.include_stop_str_in_output else at]
+            return stop
+        if len(self._tail) > 2 * self._longest:  # a longer tail would be copied for each token
+            self._finish(len(self._tail) - self._longest)
+        return None
 
     def release(self, ended: bool) -> str:
         """Return the text that became final since the last call."""
         if self.pending:
             self._decode()
-        end = len(self.text)
-        if not ended and self._longest:
-            end -= self._stop_prefix_length()
-        delta = self.text[self._released : end]
-        self._released = max(self._released, end)
+        if self._longest:
+            self._finish(len(self._tail) - (0 if ended else self._stop_prefix_length()))
+        delta = "".join(self._final)
+        self._final.clear()
         return delta
 
     def resume(self, committed: Sequence[int], min_tokens: int) -> None:
@@ -80,11 +82,20 @@ class IncrementalDetokenizer:
             self.push(token, may_stop=count >= min_tokens)
         self.release(ended=False)
 
+    def _finish(self, end: int) -> None:
+        """Make the text before ``end`` of the tail final."""
+        self._final.append(self._tail[:end])
+        self._tail = self._tail[end:]
+
     def _stop_prefix_length(self) -> int:
-        """Return the length of the longest tail of the text that begins a stop string."""
-        for size in range(min(self._longest - 1, len(self.text)), 0, -1):
-            tail = self.text[-size:]
-            if any(stop.startswith(tail) for stop in self.params.stop):
+        """Return the length of the longest end of the text that begins a stop string.
+
+        The end is part of the tail: the earlier text had no longer end than the text that was held back. Thus all calls
+        for an output examine about one end per character of the output.
+        """
+        for size in range(min(self._longest - 1, len(self._tail)), 0, -1):
+            end = self._tail[-size:]
+            if any(stop.startswith(end) for stop in self.params.stop):
                 return size
         return 0
 
