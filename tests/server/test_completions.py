@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Event
 from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.sampling_params import SamplingParams
+from cospec.server import logprobs, responses
+from cospec.server.metrics import ServerMetrics
 from cospec.server.responses import CompletionShape
 from cospec.server.schemas import CompletionBody
-from cospec.server.service import Output
+from cospec.server.service import Output, Service
+from cospec.server.settings import ServerSettings
 from cospec.text.input_processor import make_requests
 from cospec.text.tokenizer import TextTokenizer
 
@@ -225,3 +230,47 @@ def test_echoed_log_probabilities_of_several_choices_are_bounded(server: Running
 def test_numbers_of_choices_with_thousands_of_digits_are_refused(server: Running) -> None:
     answer = server.post("/v1/completions", prompt=["a"] * 2, n=int("9" * 4000), max_tokens=1)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
+
+
+def test_long_lists_are_written_outside_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, list[int]] = {"whole": [], "chunk": []}
+    for name, found in threads.items():
+        kept = getattr(responses, name)
+
+        def recorded(*given: Any, kept: Any = kept, found: list[int] = found) -> Any:
+            found.append(threading.get_ident())
+            return kept(*given)
+
+        monkeypatch.setattr(responses, name, recorded)
+    loop, long = server.run(threading.get_ident), "abcdefgh" * 25
+    for more in ({"logprobs": 20, "max_tokens": 30}, {"prompt_logprobs": 5}, {"return_token_ids": True, "n": 3}):
+        server.post("/v1/completions", prompt=long, **more)
+    assert len(threads["whole"]) == 3 and loop not in threads["whole"]
+    server.post("/v1/completions", prompt="abc", max_tokens=2)
+    assert threads["whole"][-1] == loop, "a thread would take longer than a short answer"
+    stream(server, prompt=long, prompt_logprobs=5, max_tokens=4)
+    assert threads["chunk"][0] != loop and threads["chunk"][-1] == loop
+
+
+def test_log_probabilities_of_one_answer_come_in_several_events(server: Running) -> None:
+    """The event loop reads each event at once, so one event with all log-probabilities would stop the loop."""
+    body = CompletionBody(prompt="abc", logprobs=5)
+    tokens = TextTokenizer(None, 256, 300)
+    made = Service(server.client, tokens, ServerMetrics("m"), ServerSettings()).call(
+        "cmpl", body, [("", (1, 2))], body.sampling()
+    )
+    assert [request.streams for request in made.requests] == [True]
+
+
+def test_the_text_of_a_token_is_read_once(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, asked = TextTokenizer(tokenizer_of(str(tokenizer_folder)), 256, 300), []
+    kept = TextTokenizer.piece
+
+    def piece(self: TextTokenizer, id: int) -> str:
+        asked.append(id)
+        return kept(self, id)
+
+    monkeypatch.setattr(TextTokenizer, "piece", piece)
+    entries = [TokenLogprobs(id, -0.5, 1, tuple((other, -1.0) for other in range(20))) for id in range(10)] * 30
+    msgspec.json.encode([logprobs.chat(entries, 20, tokens), logprobs.prompt(entries, tokens)])
+    assert sorted(asked) == list(range(20))

@@ -200,7 +200,7 @@ class SourceSpans:
         """Split an event's text into pieces of one source each."""
         for token, source in zip(event.tokens, event.sources, strict=True):
             if not self._tokens.is_special(token):
-                self._sources.extend([source] * len(self._tokens.to_bytes(token)))
+                self._sources.extend([source] * len(self._tokens.token_text(token).data))
         pieces: list[tuple[str, str]] = []
         for char in event.text:
             size = len(char.encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from cospec.core.stats import TokenLogprobs
 from cospec.text.tokenizer import TextTokenizer
 
@@ -16,9 +18,9 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def characters(id: int, tokens: TextTokenizer) -> int:
-    """Return the number of whole characters of a token."""
-    return len(tokens.to_bytes(id).decode(errors="ignore"))
+def _encoded(value: dict[str, Any]) -> msgspec.Raw:
+    """Return a token's part of the JSON. One encoding of all tokens would keep other threads waiting."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def completion(
@@ -31,15 +33,15 @@ def completion(
         ids: ``[n]``, the token ids.
         offset: characters of the choice's earlier tokens.
     """
-    texts = [tokens.to_text(id) for id in ids]
+    texts = [tokens.token_text(id) for id in ids]
     offsets = []
-    for id in ids:
+    for each in texts:
         offsets.append(offset)
-        offset += characters(id, tokens)
+        offset += each.characters
     return {
-        "tokens": texts,
+        "tokens": [each.text for each in texts],
         "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
-        "top_logprobs": [entry and _by_text(entry, tokens) for entry in entries],
+        "top_logprobs": [entry and _encoded(_by_text(entry, tokens)) for entry in entries],
         "text_offset": offsets,
     }
 
@@ -48,7 +50,7 @@ def _by_text(entry: TokenLogprobs, tokens: TextTokenizer) -> dict[str, float]:
     """Map texts to log-probabilities: the likeliest tokens and the sampled token. Of equal texts the likelier stays."""
     found: dict[str, float] = {}
     for id, logprob in (*entry.top, (entry.token, entry.logprob)):
-        found.setdefault(tokens.to_text(id), finite(logprob))
+        found.setdefault(tokens.token_text(id).text, finite(logprob))
     return found
 
 
@@ -56,29 +58,28 @@ def chat(entries: Sequence[TokenLogprobs], top: int, tokens: TextTokenizer) -> d
     """Return the ``logprobs`` of a chat completion's choice, with ``top`` alternatives per token."""
 
     def one(id: int, logprob: float) -> dict[str, Any]:
-        data = tokens.to_bytes(id)
-        return {"token": tokens.to_text(id), "logprob": finite(logprob), "bytes": list(data)}
+        token = tokens.token_text(id)
+        return {"token": token.text, "logprob": finite(logprob), "bytes": list(token.data)}
 
-    content = [
-        one(entry.token, entry.logprob) | {"top_logprobs": [one(id, logprob) for id, logprob in entry.top[:top]]}
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    def row(entry: TokenLogprobs) -> msgspec.Raw:
+        others = [one(id, logprob) for id, logprob in entry.top[:top]]
+        return _encoded(one(entry.token, entry.logprob) | {"top_logprobs": others})
+
+    return {"content": [row(entry) for entry in entries], "refusal": None}
 
 
-def prompt(entries: Sequence[TokenLogprobs | None], tokens: TextTokenizer) -> list[dict[str, Any] | None]:
+def prompt(entries: Sequence[TokenLogprobs | None], tokens: TextTokenizer) -> list[msgspec.Raw | None]:
     """Return vLLM's ``prompt_logprobs``: per position, token id to log-probability, rank and text."""
-    found: list[dict[str, Any] | None] = []
+    found: list[msgspec.Raw | None] = []
     for entry in entries:
         if entry is None:
             found.append(None)
             continue
         ranked = {id: (logprob, rank) for rank, (id, logprob) in enumerate(entry.top, start=1)}
         ranked[entry.token] = (entry.logprob, entry.rank)
-        found.append(
-            {
-                str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": tokens.to_text(id)}
-                for id, (logprob, rank) in ranked.items()
-            }
-        )
+        row = {
+            str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": tokens.token_text(id).text}
+            for id, (logprob, rank) in ranked.items()
+        }
+        found.append(_encoded(row))
     return found

@@ -81,7 +81,7 @@ class CompletionShape:
         prompt = piece.prompt_logprobs or () if echo else ()
         ids = [*(output.request.prompt if prompt else ()), *piece.tokens]
         found = logprobs.completion([*prompt, *piece.logprobs], ids, self._characters[index], self._tokens)
-        self._characters[index] += sum(logprobs.characters(id, self._tokens) for id in ids)
+        self._characters[index] += sum(self._tokens.token_text(id).characters for id in ids)
         return found
 
 
@@ -133,6 +133,16 @@ def whole(call: Call, shape: ResponseForm, outputs: Sequence[Output]) -> dict[st
         "exact": outputs[-1].exact,
         "divergence": divergence(outputs),
     }
+
+
+def count_listed(body: Sampled, piece: Event | Output, output: Output) -> int:
+    """Return the most tokens and log-probabilities that the JSON of a piece lists."""
+    params = output.request.sampling
+    found = len(piece.tokens) + len(piece.logprobs) * (1 + (params.logprobs or 0))
+    if piece.prompt_logprobs is not None:
+        found += len(piece.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+    lists_prompt = body.return_token_ids and (piece is output or not output.started)
+    return found + (len(output.request.prompt) if lists_prompt else 0)
 
 
 def chunk(call: Call, shape: ResponseForm, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -50,11 +50,11 @@ class Call:
 
 @dataclass(slots=True)
 class Output:
-    """The events of one choice so far. Only ``take`` changes the fields."""
+    """The events of one choice so far. Only ``take`` and ``count`` change the fields."""
 
     prompt: str
     request: Request
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -66,14 +66,23 @@ class Output:
     exact: bool = True
     started: bool = False
 
+    @property
+    def text(self) -> str:
+        """The text of all events."""
+        return "".join(self.texts)
+
     def take(self, event: Event) -> None:
         """Add an event."""
-        self.text += event.text
-        self.tokens.extend(event.tokens)
+        self.texts.append(event.text)
         self.sources.extend(event.sources)
         self.logprobs.extend(event.logprobs)
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
+        self.count(event)
+
+    def count(self, event: Event) -> None:
+        """Add an event that was sent on: its text, sources and log-probabilities are not read again."""
+        self.tokens.extend(event.tokens)
         self.finish, self.stop_reason = event.finish, event.stop_reason
         self.stats = event.stats or self.stats
         self.distribution, self.exact = event.distribution, event.exact
@@ -123,9 +132,11 @@ class Service:
         requests: list[Request] = []
         for number, (_, ids) in enumerate(prompts):
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
-            # Without streaming no client reads partial output, so one event per output is enough.
+            # Without streaming no client reads partial output, so one event per output is enough. Log-probabilities
+            # still come in parts, because the event loop reads each event at once.
+            streams = bool(body.stream) or params.logprobs is not None
             requests.extend(
-                dataclasses.replace(request, priority=body.priority, ensemble=body.ensemble, streams=bool(body.stream))
+                dataclasses.replace(request, priority=body.priority, ensemble=body.ensemble, streams=streams)
                 for request in made
             )
         texts = tuple(text for text, _ in prompts for _ in range(params.n))

@@ -12,12 +12,13 @@ from starlette.requests import Request as HttpRequest
 
 from cospec.core.types import Event
 from cospec.errors import CospecError
-from cospec.server import errors, responses
+from cospec.server import bodies, errors, responses
 from cospec.server.errors import EngineFailure
 from cospec.server.responses import ResponseForm
 from cospec.server.service import Call, Output, Service
 
 DONE = b"data: [DONE]\n\n"
+LISTED_BYTES = 32  # of one token id or log-probability in JSON, about
 Indexed = AsyncGenerator[tuple[int, Event], None]
 
 
@@ -29,7 +30,9 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Respon
     """
     events = service.events(http, call)
     if not call.body.stream:
-        whole = _encode(await _gather(events, call, shape))
+        outputs = await _gather(events, call)
+        size = LISTED_BYTES * sum([responses.count_listed(call.body, output, output) for output in outputs])
+        whole = await bodies.off_loop(size, lambda: _encode(responses.whole(call, shape, outputs)))
         return Response(whole, media_type="application/json", headers={"X-Request-Id": call.id})
     # Wait for the first event before the status line, so that a refused call gets an error status.
     try:
@@ -44,7 +47,7 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Respon
     return StreamingResponse(_stream(first, events, call, shape), media_type="text/event-stream", headers=headers)
 
 
-async def _gather(events: Indexed, call: Call, shape: ResponseForm) -> dict[str, Any]:
+async def _gather(events: Indexed, call: Call) -> list[Output]:
     outputs = _outputs(call)
     try:
         async for index, event in events:
@@ -52,16 +55,16 @@ async def _gather(events: Indexed, call: Call, shape: ResponseForm) -> dict[str,
             outputs[index].take(event)
     finally:
         await _close(events)
-    return responses.whole(call, shape, outputs)
+    return outputs
 
 
 async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: ResponseForm) -> AsyncIterator[bytes]:
     outputs = _outputs(call)
     try:
-        for piece in _pieces(first, outputs, call, shape):
+        for piece in await _pieces(first, outputs, call, shape):
             yield piece
         async for item in events:
-            for piece in _pieces(item, outputs, call, shape):
+            for piece in await _pieces(item, outputs, call, shape):
                 yield piece
         if call.body.usage_wanted:
             yield _sse(responses.chunk(call, shape, []) | {"usage": responses.usage(call, outputs)})
@@ -72,12 +75,17 @@ async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: 
     yield DONE
 
 
-def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: ResponseForm) -> list[bytes]:
+async def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: ResponseForm) -> list[bytes]:
     index, event = item
     _raise_failure(event)
+    size = LISTED_BYTES * responses.count_listed(call.body, event, outputs[index])
+    return await bodies.off_loop(size, lambda: _chunks(index, event, outputs, call, shape))
+
+
+def _chunks(index: int, event: Event, outputs: list[Output], call: Call, shape: ResponseForm) -> list[bytes]:
     output = outputs[index]
     choices = shape.chunks(index, output, event)
-    output.take(event)
+    output.count(event)
     found: list[bytes] = []
     for choice in choices:
         chunk = responses.chunk(call, shape, [choice])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -21,6 +21,20 @@ from cospec.errors import InvalidInput, is_text, words
 from cospec.text.special_token_escaping import SpecialTokenGuard
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenText(NamedTuple):
+    """One token alone.
+
+    Attributes:
+        data: its bytes, which may be incomplete characters.
+        text: the same as text; incomplete characters become ``bytes:\\xe2\\x96``.
+        characters: number of whole characters.
+    """
+
+    data: bytes
+    text: str
+    characters: int
 
 
 class TextTokenizer:
@@ -36,6 +50,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._token_texts: dict[int, TokenText] = {}  # of the vocabulary; answers may name a token many times
 
     def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
         """Return the token ids of ``text``.
@@ -164,8 +179,15 @@ class TextTokenizer:
         """Return the token's form in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(id) or "")
 
-    def to_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be incomplete characters."""
+    def token_text(self, id: int) -> TokenText:
+        """Return the bytes and the text of a token."""
+        found = self._token_texts.get(id)
+        if found is None:
+            data = self._to_bytes(id)
+            found = self._token_texts[id] = TokenText(data, _to_text(data), len(data.decode(errors="ignore")))
+        return found
+
+    def _to_bytes(self, id: int) -> bytes:
         piece = self.piece(id)
         if id in self._special:
             return piece.encode()
@@ -173,14 +195,6 @@ class TextTokenizer:
             return bytes(self._bytes_of[char] for char in piece)
         match = _BYTE_PIECE.fullmatch(piece)
         return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
-
-    def to_text(self, id: int) -> str:
-        """Return a single token as text; incomplete characters become ``bytes:\\xe2\\x96``."""
-        data = self.to_bytes(id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def is_special(self, id: int) -> bool:
         """Whether the text omits the token by default."""
@@ -207,6 +221,13 @@ class TextTokenizer:
         plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
         others = [byte for byte in range(256) if byte not in plain]
         return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+def _to_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 @dataclass(frozen=True, slots=True)
