@@ -263,7 +263,7 @@ def test_log_probabilities_of_one_answer_come_in_several_events(server: Running)
 
 
 def test_the_text_of_a_token_is_read_once(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, asked = TextTokenizer(tokenizer_of(str(tokenizer_folder)), 256, 300), []
+    tokens, asked = TextTokenizer(tokenizer_of(str(tokenizer_folder)), 256, 300), list[int]()
     kept = TextTokenizer.piece
 
     def piece(self: TextTokenizer, id: int) -> str:
