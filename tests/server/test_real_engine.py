@@ -149,7 +149,9 @@ def test_excluded_tokens_do_not_occur(served: Served) -> None:
 
 
 def test_metrics_count(served: Served) -> None:
-    served.http.post("/v1/completions", json={"prompt": "ababab", "max_tokens": 8, "temperature": 0})
+    served.http.post(
+        "/v1/completions", json={"prompt": "ababab" * 5, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    )
     text = served.http.get("/metrics").text
     assert 'cospec:spec_decode_num_drafts_total{drafter="ngram"' in text
     assert 'finished_reason="length"' in text
