@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,15 +11,25 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from uvicorn.server import ServerState
 
-from cospec.server.connections import MAX_HEAD_BYTES, MIN_CONNECTIONS, connection_limit
+from cospec.server.connections import (
+    MAX_HEAD_BYTES,
+    MIN_CONNECTIONS,
+    PROGRESS_BYTES,
+    TimedConfig,
+    TimedProtocol,
+    connection_limit,
+)
+from cospec.server.settings import ServerSettings
 from harness.waiting import until
 from server.test_operations import active
 
@@ -27,7 +38,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 FILES = 300
-BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n"
+BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SERVE = f"""
 import resource, sys
@@ -191,23 +202,84 @@ def test_clients_that_read_nothing_block_no_other_client(server_of: Callable[...
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = server.url.removeprefix("http://").split(":")
         client.connect((host, int(port)))
-        client.sendall(BUNDLE + b"\r\n")
+        client.sendall(BUNDLE)
     until(lambda: _answers(server))
     for client in clients:
         client.close()
 
 
-def test_a_slow_client_that_makes_progress_gets_the_answer(server_of: Callable[..., Running]) -> None:
-    with connect(server_of(write_timeout=0.4, keep_alive_timeout=1)) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.sendall(
-            b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        found = 0
-        while part := client.recv(16384):
-            found += len(part)
-            time.sleep(0.02)
-    assert found > 1_000_000
+class Clock:
+    """The loop's timers; ``pass_time`` runs the one that is set."""
+
+    def __init__(self) -> None:
+        self.timers: list[Timer] = []
+
+    def call_later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Timer:
+        self.timers.append(Timer(self, call, arguments))
+        return self.timers[-1]
+
+    def pass_time(self) -> None:
+        (timer,) = self.timers
+        timer.cancel()
+        timer.call(*timer.arguments)
+
+
+@dataclass(eq=False)
+class Timer:
+    clock: Clock
+    call: Callable[..., None]
+    arguments: tuple[object, ...]
+
+    def cancel(self) -> None:
+        if self in self.clock.timers:
+            self.clock.timers.remove(self)
+
+
+class Socket(asyncio.Transport):
+    """A transport with ``unsent`` bytes that no client has read."""
+
+    unsent, closing, aborted = 0, False, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def pause_reading(self) -> None:
+        """Nothing is read here."""
+
+
+@pytest.mark.parametrize("ending", ["keep-alive", "answer", None])
+def test_a_connection_that_closes_waits_for_a_client_that_makes_progress(ending: str | None) -> None:
+    config, clock, transport = TimedConfig(FastAPI(), ServerSettings(), 5), Clock(), Socket()
+    protocol = TimedProtocol(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, clock))
+    protocol.connection_made(transport)
+    protocol._stop_waiting()
+    transport.unsent = 10 * PROGRESS_BYTES
+    protocol.pause_writing()
+    if ending == "keep-alive":
+        protocol.timeout_keep_alive_handler()
+    elif ending == "answer":
+        transport.closing = True
+        protocol.on_response_complete()
+    for _ in range(3):
+        transport.unsent -= PROGRESS_BYTES
+        clock.pass_time()
+        assert not transport.aborted
+    if ending is not None:  # the rest of an answer, less than what pauses an application
+        protocol.resume_writing()
+    assert list(config.waiting) == [protocol]
+    clock.pass_time()
+    assert transport.aborted
+    protocol.connection_lost(None)
+    assert not clock.timers and not config.waiting
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"])

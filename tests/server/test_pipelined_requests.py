@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -76,6 +77,24 @@ def test_an_offer_of_another_protocol_costs_no_body(
         answers = closes(client)
     assert statuses(answers) == [200, 200, 200]
     assert answers.count(b'"text_completion"') == 1
+
+
+def test_a_body_after_an_offer_is_no_request(server: Running) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\n" + OFFER + b"Content-Length: %d\r\n\r\n" % len(HEALTH)
+    with connect(server) as client:
+        client.sendall(head + HEALTH + LAST)
+        assert statuses(closes(client)) == [400, 200]
+
+
+@pytest.mark.parametrize("rest", [b"xyz\r\n", b"1;" + b"e" * 100_000])
+def test_a_refused_request_gets_no_second_answer(server: Running, rest: bytes) -> None:
+    long = b"a" * 3_000_000
+    with connect(server) as client:
+        client.sendall(chunked(b"Host: x\r\n", long)[: -len(b"0\r\n\r\n")])
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+        with contextlib.suppress(OSError):  # the server may have closed the connection
+            client.sendall(rest)
+        assert b"HTTP/1.1" not in closes(client)
 
 
 def test_a_trailer_is_no_header(server_of: Callable[..., Running]) -> None:

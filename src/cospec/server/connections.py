@@ -1,9 +1,9 @@
 """Connections with time limits, and a limit on the number of connections.
 
-A connection *waits* for the client: for the head of a request, the rest of a body, or the next request. Each
-wait has a deadline, which single bytes do not move. At the connection limit the longest waiting connection closes for a
-new connection. So clients that send nothing cannot block others. If no connection waits, the new connection closes at
-once.
+A connection *waits* for the client: for the head of a request, the rest of a body, the next request, or a client that
+reads slowly. Each wait has a deadline, which single bytes do not move. At the connection limit the longest waiting
+connection closes for a new connection. So clients that send nothing, or read nothing, cannot block others. If no
+connection waits, the new connection closes at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIN_CONNECTIONS = 8
 READ_BYTES = 16 * 2**10  # bytes per read: parsing a body of one-byte chunks takes long
 MAX_HEAD_BYTES = 64 * 2**10  # of a request line with its headers, or of trailers; the parser has no limit of its own
 MAX_PIPELINED = 16  # requests of a connection that wait for an answer before the server reads on
-PROGRESS_BYTES = 64 * 2**10  # that a slow client has to read within the write timeout
+PROGRESS_BYTES = 64 * 2**10  # that a slow client has to read within the write timeout, also while a connection closes
 QUIET_SECONDS = 60.0  # between two log lines about the same problem
 LATE = "The request did not arrive in time; the connection closes."
 INVALID = "The request is not valid HTTP/1.1; the connection closes."
@@ -153,7 +153,6 @@ class TimedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes when the write deadline was set
-        self._abort: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; close a waiting connection if necessary."""
@@ -169,10 +168,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection, and end the requests that nobody waits for."""
-        self._stop_waiting()
         self._stop_writing()
-        if self._abort is not None:
-            self._abort.cancel()
+        self._stop_waiting()
         self.pipeline.clear()
         self._disconnect(self._running)
         super().connection_lost(exc)
@@ -201,6 +198,8 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._head_bytes, self._in_body = 0, True
         self._stop_waiting()  # each body has its own deadline
+        if not self.pipeline:  # otherwise uvicorn has queued the request
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -216,10 +215,11 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Finish an answer; uvicorn's timer waits for the next request."""
-        self._running = None
+        following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        self._running = None if self.transport.is_closing() else following
         if self.transport.is_closing():
-            self._abort_later()
+            self._expect_reading()
         elif self._refusal is not None and self._running is None:
             self._close(*self._refusal)
         elif self._state() is Awaited.HEAD:
@@ -231,25 +231,21 @@ class TimedProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection without a next request. Do not wait for a client that reads nothing."""
         super().timeout_keep_alive_handler()
-        self._abort_later()
+        self._expect_reading()
 
     def pause_writing(self) -> None:
         """Start the write deadline: the client reads slower than the server writes."""
         super().pause_writing()
-        self._expect_progress()
-        self._limits.waiting[self] = None
+        self._expect_reading()
 
     def resume_writing(self) -> None:
-        """Stop the write deadline: the client has read."""
+        """Stop the write deadline: the client has read. A connection that closes waits until all is sent."""
         super().resume_writing()
+        if self.transport.is_closing():
+            return
         self._stop_writing()
         if self._deadline is None and self._state() is None:
             self._limits.waiting.pop(self, None)
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Note which request is being answered, as uvicorn does not."""
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> None:
         """Parse. The parser drops the body of a request that offers another protocol, so the offer is taken out."""
@@ -294,8 +290,6 @@ class TimedProtocol(HttpToolsProtocol):
             self._await(state, self._limits.settings.header_timeout)
         elif state is Awaited.BODY:
             self._await(state, self._limits.settings.body_timeout)
-        if self.flow.write_paused:
-            self._limits.waiting[self] = None
 
     def _await(self, state: Awaited, seconds: float) -> None:
         self._awaited = state
@@ -303,7 +297,8 @@ class TimedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, LATE)
 
     def _stop_waiting(self) -> None:
-        self._limits.waiting.pop(self, None)
+        if self._write_deadline is None:
+            self._limits.waiting.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -313,14 +308,17 @@ class TimedProtocol(HttpToolsProtocol):
             self._write_deadline.cancel()
             self._write_deadline = None
 
-    def _expect_progress(self) -> None:
-        """Set the write deadline: by then the client has to have read ``PROGRESS_BYTES``."""
-        self._unsent = self.transport.get_write_buffer_size()
-        self._write_deadline = self.loop.call_later(self._limits.settings.write_timeout, self._check_progress)
+    def _expect_reading(self) -> None:
+        """Set the write deadline: by then the client has to have read ``PROGRESS_BYTES``, or all."""
+        if self._write_deadline is None:
+            self._limits.waiting[self] = None
+            self._unsent = self.transport.get_write_buffer_size()
+            self._write_deadline = self.loop.call_later(self._limits.settings.write_timeout, self._check_progress)
 
     def _check_progress(self) -> None:
+        self._write_deadline = None
         if self._unsent - self.transport.get_write_buffer_size() >= PROGRESS_BYTES:
-            self._expect_progress()
+            self._expect_reading()
         else:
             self.transport.abort()
 
@@ -345,7 +343,7 @@ class TimedProtocol(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + head + body)
         self._disconnect(self._running)  # the application writes no second answer
         self.transport.close()
-        self._abort_later()
+        self._expect_reading()
 
     def _disconnect(self, cycle: Any) -> None:
         """Tell the application of a request that the client is gone."""
@@ -353,15 +351,12 @@ class TimedProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _abort_later(self) -> None:
-        if self._abort is None:
-            self._abort = self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
-
     def _make_room(self) -> bool:
         """Close the connection that has waited longest; return False if none waits."""
         oldest = next(iter(self._limits.waiting), None)
         if oldest is None:
             return False
+        oldest._stop_writing()
         oldest._stop_waiting()
         self.connections.discard(oldest)
         oldest.transport.abort()

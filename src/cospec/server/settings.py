@@ -46,7 +46,7 @@ class ServerSettings(Options):
         header_timeout: for the head of a request, from its first byte or the start of the connection.
         body_timeout: for the body of a request.
         keep_alive_timeout: for the next request of a connection.
-        write_timeout: for a client to read the data that fills its connection.
+        write_timeout: for a client to read the data that fills its connection, or 64 KiB of it.
         strict: refuse unknown keys of a request instead of naming the keys in a header.
         drain_timeout: for running requests after SIGTERM; a second signal aborts the requests.
         engine_timeout: time without progress after which ``/health`` reports a frozen engine.
