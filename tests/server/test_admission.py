@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,36 @@ def test_rate_of_a_key() -> None:
         admission.arrive(0, now=10_000.0)
 
 
+def test_bodies_have_a_bound_and_a_key_its_share() -> None:
+    admission = Admission(AdmissionLimits(body_bytes=100, key_share=0.6))
+    admission.take_bytes(0, 60)
+    with pytest.raises(Overloaded):
+        admission.take_bytes(0, 1)
+    admission.take_bytes(1, 40)
+    with pytest.raises(Overloaded):
+        admission.take_bytes(1, 1)
+    admission.release(0, 0, 60)
+    admission.take_bytes(1, 20)
+    large = 2**40  # a key has room for one body of the largest size
+    limits = limits_of(api_key=["a", "b"], max_body_bytes=large)
+    Admission(limits).take_bytes(0, large)
+
+
+def test_bodies_that_do_not_end_leave_memory_free(
+    server_of: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cospec.server.admission.BODY_BYTES", 3000)
+    server = server_of(max_body_bytes=2000)
+    host, port = server.url.removeprefix("http://").split(":")
+    body = {"prompt": "a" * 200, "max_tokens": 1, "stop": ["b" * 250] * 6}
+    with socket.create_connection((host, int(port)), timeout=30) as sender:
+        sender.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n" + b"a" * 1900)
+        until(lambda: server.post("/v1/completions", **body).status_code == 429, seconds=20)
+        assert error_of(server.post("/tokenize", prompt="a" * 1500), 429)["code"] == "rate_limit_exceeded"
+        assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+    until(lambda: server.post("/v1/completions", **body).status_code == 200)
+
+
 ACTIONS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6), st.booleans()), max_size=60)
 
 
@@ -157,6 +188,19 @@ def test_deadline_ends_a_call(server_of: Callable[..., Running]) -> None:
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
     until(lambda: engine_running(server) == 0)
     assert server.post("/v1/completions", prompt="ab", max_tokens=2).json()["choices"][0]["text"] == "ab"
+
+
+def test_deadline_covers_the_tokenization(server_of: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    from cospec.text.tokenizer import TextTokenizer
+
+    def slow(self: TextTokenizer, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        time.sleep(0.3)
+        return (1, 2, 3)
+
+    monkeypatch.setattr(TextTokenizer, "encode", slow)
+    server = server_of(request_timeout=0.2)
+    assert server.post("/v1/completions", prompt="ab", max_tokens=1).status_code == 504
+    assert active(server) == 0
 
 
 def test_deadline_covers_waiting_requests(server_of: Callable[..., Running]) -> None:

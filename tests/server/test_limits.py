@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -75,6 +77,37 @@ def test_a_long_text_is_tokenized_while_the_loop_runs(server: Running, monkeypat
         assert server.http.get("/ready").status_code == 200
         leave.set()
         assert [answer.result().status_code for answer in answers] == [200, 200]
+
+
+def test_calls_that_tokenize_leave_threads_to_others(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cospec.text.tokenizer import TextTokenizer
+
+    inside, leave, encode = threading.Event(), threading.Event(), TextTokenizer.encode
+    begun: list[str] = []
+
+    def slow(self: TextTokenizer, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        if text == "slow":
+            begun.append(text)
+            inside.set()
+            assert leave.wait(60)
+        return encode(self, text, add_special_tokens, field)
+
+    monkeypatch.setattr(TextTokenizer, "encode", slow)
+    calls = 2 * (len(os.sched_getaffinity(0)) + 4) + 4  # more than the loop has threads
+    with concurrent.futures.ThreadPoolExecutor(calls) as pool:
+        try:
+            answers = [
+                pool.submit(httpx.post, f"{server.url}/tokenize", json={"prompt": "slow"}, timeout=60)
+                for _ in range(calls)
+            ]
+            assert inside.wait(30)
+            with contextlib.suppress(httpx.TimeoutException):  # this client leaves
+                httpx.post(f"{server.url}/tokenize", json={"prompt": "slow"}, timeout=0.5)
+            assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+        finally:
+            leave.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert len(begun) == calls, "the server tokenized for a client that had left"
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -1,4 +1,4 @@
-"""Decides which calls may start, and when: the bound of the queue, the share and the rate of each key.
+"""Decides which calls may start, and when: the bounds of the queue and of bodies, the share and the rate of each key.
 
 The decisions of ``Admission`` are pure: callers pass the time, and no call waits. A key's identity is its index among
 the server's keys. Without keys all senders are key 0.
@@ -21,6 +21,7 @@ from cospec.server.settings import ServerSettings
 QUEUE_PER_SEQUENCE = 4  # outputs in the default queue per running sequence
 SHARE_OF_SEVERAL = 0.5  # share of the queue for one of several keys
 RETRY_SECONDS = 1  # seconds after which a client may retry a full queue
+BODY_BYTES = 256 * 2**20  # of the bodies of all requests that are not answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,22 @@ class AdmissionLimits:
         outputs: outputs that run or wait, over all keys.
         key_share: the share of ``outputs`` that one key may hold, 0 to 1.
         requests_per_minute: calls per minute of one key; None for any number.
+        body_bytes: bytes of the bodies of all requests that are not answered; a key may hold its share.
     """
 
     outputs: int = 256
     key_share: float = 1.0
     requests_per_minute: int | None = None
+    body_bytes: int = BODY_BYTES
 
     @classmethod
     def of(cls, settings: ServerSettings, max_num_seqs: int) -> AdmissionLimits:
         """Return the limits of a server whose engine runs ``max_num_seqs`` outputs together."""
         outputs = settings.max_concurrent_requests or max(QUEUE_PER_SEQUENCE * max_num_seqs, settings.max_outputs)
         share = settings.max_key_share or (SHARE_OF_SEVERAL if len(settings.api_key) > 1 else 1.0)
-        return cls(outputs, share, settings.requests_per_minute)
+        # Each key has room for one body of the largest size.
+        body_bytes = max(BODY_BYTES, math.ceil(settings.max_body_bytes / share))
+        return cls(outputs, share, settings.requests_per_minute, body_bytes)
 
     @property
     def outputs_per_key(self) -> int:
@@ -56,6 +61,7 @@ class Admission:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._held: Counter[int] = Counter()
+        self._bytes: Counter[int] = Counter()
         self._buckets: dict[int, tuple[float, float]] = {}  # calls left, and the time of the count
 
     @property
@@ -94,9 +100,21 @@ class Admission:
         self._check_room(key, outputs)
         self._held[key] += outputs
 
-    def release(self, key: int, outputs: int) -> None:
-        """Free the places."""
+    def take_bytes(self, key: int, size: int) -> None:
+        """Reserve memory for ``size`` bytes of a body that a key sends.
+
+        Raises:
+            Overloaded: the bodies of all requests, or of this key, have too many bytes now.
+        """
+        most = self._limits.body_bytes
+        if self._bytes.total() + size > most or self._bytes[key] + size > math.ceil(most * self._limits.key_share):
+            raise Overloaded("The bodies of present requests fill their memory; try again later.", RETRY_SECONDS)
+        self._bytes[key] += size
+
+    def release(self, key: int, outputs: int, size: int = 0) -> None:
+        """Free the places, and ``size`` bytes."""
         self._held[key] -= outputs
+        self._bytes[key] -= size
 
     def _check_room(self, key: int, outputs: int) -> None:
         if self.held + outputs > self._limits.outputs:
@@ -109,11 +127,13 @@ class Admission:
 
 @dataclass(slots=True)
 class Ticket:
-    """The places of one call. Only ``take`` and ``release`` change the fields."""
+    """What one call holds, and when the call began. Only ``take``, ``take_bytes`` and ``release`` change the fields."""
 
     admission: Admission
     key: int = 0
     outputs: int = field(default=0, init=False)
+    size: int = field(default=0, init=False)
+    began: float = field(default_factory=time.monotonic, init=False)
 
     def arrive(self) -> None:
         """See ``Admission.arrive``."""
@@ -124,10 +144,15 @@ class Ticket:
         self.admission.take(self.key, outputs)
         self.outputs += outputs
 
+    def take_bytes(self, size: int) -> None:
+        """See ``Admission.take_bytes``."""
+        self.admission.take_bytes(self.key, size)
+        self.size += size
+
     def release(self) -> None:
         """Free all places."""
-        self.admission.release(self.key, self.outputs)
-        self.outputs = 0
+        self.admission.release(self.key, self.outputs, self.size)
+        self.outputs = self.size = 0
 
 
 class Tickets:

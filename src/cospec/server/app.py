@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +40,9 @@ from cospec.server.streaming import respond
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_DETOKENIZED = 65_536  # token ids, or the context's length if longer
 MAX_ECHOED_TOKENS = 16_384  # with log-probabilities, where a call has several choices
+TOKENIZERS = 2  # threads for /tokenize and /detokenize, of those that calls with outputs use as well
 BodyT = TypeVar("BodyT", bound=Sampled)
+ResultT = TypeVar("ResultT")
 
 
 def create_app(service: Service) -> FastAPI:
@@ -183,6 +186,13 @@ def _chat_ids(service: Service, body: Templated, messages: Sequence[schemas.Mess
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     tokens = service.tokens
+    free = asyncio.Semaphore(TOKENIZERS)
+
+    async def in_thread(http: HttpRequest, work: Callable[[], ResultT]) -> ResultT:
+        async with free:
+            if await http.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.to_thread(work)
 
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(http: HttpRequest) -> Response:
@@ -191,7 +201,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         if body.messages is not None:
             ignored += template_variables.unread(body, body.messages, tokens.template_names)
-        answer = Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
+        answer = Response(await in_thread(http, lambda: tokenized(body)), media_type="application/json")
         unknown_fields.name_ignored(answer, ignored)
         return answer
 
@@ -219,7 +229,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         most = max(service.info.max_model_len, MAX_DETOKENIZED)
         if len(body.tokens) > most:
             raise InvalidInput("tokens", words(f"a list of {len(body.tokens)}"), f"at most {most} token ids")
-        return {"prompt": await asyncio.to_thread(tokens.decode, tokens.known(body.tokens, "tokens"))}
+        return {"prompt": await in_thread(http, lambda: tokens.decode(tokens.known(body.tokens, "tokens")))}
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 
 from cospec.errors import InvalidInput, words
+from cospec.server.admission import ticket
 from cospec.server.errors import BodyTooLarge
 from cospec.server.settings import ServerSettings
 
@@ -31,19 +32,22 @@ _OUTSIDE_STRINGS = re.compile(rb'[\[{:]|"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL
 
 
 async def read_bytes(http: HttpRequest, limit: int) -> bytes:
-    """Read the whole body.
+    """Read the whole body. Its bytes count until the answer ends.
 
     Raises:
         BodyTooLarge: the header ``Content-Length`` or the received data exceeds the limit.
+        Overloaded: the bodies of all requests have too many bytes now.
     """
+    held = ticket(http)
     declared = http.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > len(str(limit)) or int(declared) > limit):
         raise BodyTooLarge(limit)
     data = bytearray()
     async for part in http.stream():
-        data += part
-        if len(data) > limit:
+        if len(data) + len(part) > limit:
             raise BodyTooLarge(limit)
+        held.take_bytes(len(part))
+        data += part
     return bytes(data)
 
 

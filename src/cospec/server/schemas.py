@@ -268,6 +268,7 @@ async def receive(schema: type[SchemaT], http: HttpRequest, settings: ServerSett
 
     Raises:
         BodyTooLarge: the body exceeds the limit.
+        Overloaded: the bodies of all requests have too many bytes now.
         InvalidInput: as in ``read``.
     """
     data = await bodies.read_bytes(http, settings.max_body_bytes)

@@ -17,7 +17,7 @@ from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError
 from cospec.runtime.engine_client import EngineClient
 from cospec.sampling_params import SamplingParams
-from cospec.server.admission import Admission, AdmissionLimits
+from cospec.server.admission import Admission, AdmissionLimits, ticket
 from cospec.server.errors import RequestTimeout, UnknownModel
 from cospec.server.metrics import ServerMetrics
 from cospec.server.schemas import Sampled
@@ -148,9 +148,13 @@ class Service:
         Raises:
             RequestTimeout: the deadline passed; open requests are aborted.
         """
+        seconds = self.settings.request_timeout
+        left = seconds - (time.monotonic() - ticket(http).began)
+        if left <= 0:  # the body and the tokenization took the time
+            raise RequestTimeout(seconds)
         index = {request.id: number for number, request in enumerate(call.requests)}
         watcher = asyncio.create_task(self._abort_on_disconnect(http, tuple(index)))
-        deadline = _Deadline(self.settings.request_timeout, lambda: self.client.abort(tuple(index)))
+        deadline = _Deadline(seconds, left, lambda: self.client.abort(tuple(index)))
         clocks = {request.id: self.metrics.clock(request.arrival) for request in call.requests}
         try:
             async with contextlib.aclosing(self.client.submit(call.requests)) as events:
@@ -172,13 +176,18 @@ class Service:
 
 
 class _Deadline:
-    """Aborts a call after some seconds. The abort ends the stream of events, even if the engine is silent."""
+    """Aborts a call that took too long. The abort ends the stream of events, even if the engine is silent.
 
-    def __init__(self, seconds: float, abort: Callable[[], None]) -> None:
+    Args:
+        seconds: the limit of the whole call.
+        left: seconds that are left of the limit.
+    """
+
+    def __init__(self, seconds: float, left: float, abort: Callable[[], None]) -> None:
         self._seconds = seconds
         self._abort = abort
         self._passed = False
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
+        self._timer = asyncio.get_running_loop().call_later(left, self._pass)
 
     def check(self, event: Event) -> None:
         """Raise ``RequestTimeout`` if ``event`` ends the call because of the deadline."""
