@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.headlines import stored
 from benchmarks.papers import cosine_online
-from benchmarks.papers.collaborations import Collaborations, company
+from benchmarks.papers.collaborations import Collaborations, busy_runs
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
@@ -226,7 +226,7 @@ def notes() -> Sequence[str]:
     return (
         "Pools on shared cores ran before their rewrite." if age(stored("pool")) else "",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "
-        f"{max(alphas):.2f}. {company(runs[0])}",
+        f"{max(alphas):.2f}. {busy_runs(runs[0])}",
     )
 
 

@@ -20,7 +20,7 @@ from benchmarks.claim_figures import COLLABORATIVE
 from benchmarks.claims import claims
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, stored, summary
-from benchmarks.papers.collaborations import company
+from benchmarks.papers.collaborations import busy_runs
 from benchmarks.papers.pools import age
 from benchmarks.tables import COMMANDS, block
 
@@ -173,7 +173,7 @@ REPORTS = {
             ("The same on a processor with AVX2", "collaborative_avx2"),
             ("Simulated from acceptance and forward times", "simulated_ensembles"),
         ),
-        lambda: company(*map(stored, COLLABORATIVE)),
+        lambda: busy_runs(*map(stored, COLLABORATIVE)),
     ),
     "execution_modes": Report(
         "Execution modes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.collaborations import AVX2, COLLABORATIVE, QUALITY, SWEEPS, Collaborations, company, quality
+from benchmarks.papers.collaborations import AVX2, COLLABORATIVE, QUALITY, SWEEPS, Collaborations, busy_runs, quality
 from benchmarks.papers.command import main
 from benchmarks.papers.common import Page, Row, Section, paragraph, unclear
 from benchmarks.papers.cos_settings import SETTINGS, SPEEDS, Said, Setting
@@ -61,7 +61,7 @@ def table(results: Results, setting: Setting) -> Section:
         setting.text,
         results.sentence(COLLABORATIVE, sizes),
         "Rows with AVX2 are of a run on a processor without AVX-512.",
-        beside(results),
+        busy_runs_of_tables(results),
         losses(results, COLLABORATIVE, setting),
         f"With AVX2: {elsewhere}" if elsewhere else "",
     )
@@ -220,7 +220,7 @@ def raw(results: Results) -> Section:
         tuple(rows),
         paragraph(
             "The paper's speeds are of other models on other machines; compare the rows of a setting.",
-            results.sentence(COLLABORATIVE, company),
+            results.sentence(COLLABORATIVE, busy_runs),
             "*Plain* is the paper's SD. The pairs are Llama-Vicuna (7B), Qwen-3b and Qwen-1.5b; Llama-3, Llama-2 and "
             "OPT. The paper contradicts itself: for three models table 5 has 1.27× on GSM8K and 1.53× on CNNDM, "
             "computed, and table 2 has these two the other way round. For OPT on HumanEval at T = 0 table 4 has 3.28×, "
@@ -229,9 +229,9 @@ def raw(results: Results) -> Section:
     )
 
 
-def beside(results: Results) -> str:
+def busy_runs_of_tables(results: Results) -> str:
     """What else the machine did during the runs of the tables."""
-    return company(*filter(None, map(results.read, KERNELS)))
+    return busy_runs(*filter(None, map(results.read, KERNELS)))
 
 
 def qualities(results: Results) -> Section:

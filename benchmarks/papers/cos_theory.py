@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
-from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations, company
+from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations, busy_runs
 from benchmarks.papers.common import Section, paragraph
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.sources import Found, Results
@@ -88,7 +88,7 @@ def predictions(results: Results) -> Section:
         tuple(rows),
         paragraph(
             "The speed is over standard decoding, as measured above.",
-            results.sentence(COLLABORATIVE, company),
+            results.sentence(COLLABORATIVE, busy_runs),
             "*Theorem*, *count* and *process* are computed with the engine's estimates of acceptance and with the "
             "measured cost. The theorem is 3.1 for `naive` and 3.6 for `alternate`. The count is that of all calls; "
             "for `naive` it is the theorem. *Process* is the count with the engine's fitted times of turns, of the "

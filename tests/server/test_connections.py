@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 FILES = 300
-BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SERVE = f"""
 import resource, sys
@@ -196,16 +195,17 @@ def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running])
 
 
 def test_clients_that_read_nothing_block_no_other_client(server_of: Callable[..., Running]) -> None:
-    server = server_of(max_connections=3)
-    clients = [socket.socket() for _ in range(3)]
+    server = server_of(max_connections=3, max_concurrent_requests=1000)
+    body = json.dumps({"prompt": "FOREVER", "stream": True, "logprobs": 20, "n": 100}).encode()
+    clients = [connect(server) for _ in range(3)]
     for client in clients:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        host, port = server.url.removeprefix("http://").split(":")
-        client.connect((host, int(port)))
-        client.sendall(BUNDLE)
-    until(lambda: _answers(server))
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert client.recv(9) == b"HTTP/1.1 "
+    until(lambda: _answers(server), seconds=30)  # once the streams fill their connections; the write timeout is 60 s
     for client in clients:
         client.close()
+    until(lambda: active(server) == 0)
 
 
 class Clock:

@@ -167,7 +167,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection, and end the requests that nobody waits for."""
+        """Remove the connection, and end its requests."""
         self._stop_writing()
         self._stop_waiting()
         self.pipeline.clear()

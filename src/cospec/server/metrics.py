@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from cospec.core.types import Event
 from cospec.metrics.engine_counters import price_per_million
@@ -142,34 +137,8 @@ class ServerMetrics:
         self._tokens += tokens
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(PREFIX + name, text, self._model, buckets)
-        self._registry.register(histogram)
-        return histogram
-
-
-class Histogram(Collector):
-    """A histogram that counts many equal values at once: one event may bring all tokens of an output.
-
-    Args:
-        bounds: the largest value of each bucket but the last, ascending.
-    """
-
-    def __init__(self, name: str, text: str, model_name: str, bounds: tuple[float, ...]) -> None:
-        self._name, self._text, self._model_name = name, text, model_name
-        self._bounds, self._sum = (*bounds, math.inf), 0.0
-        self._counts = [0] * len(self._bounds)
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value``, ``times`` times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def collect(self) -> Iterable[Metric]:
-        """Part of ``Collector``."""
-        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
-        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
-        family.add_metric([self._model_name], list(buckets), self._sum)
-        return [family]
+        family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+        return family.labels(self._model)
 
 
 class LatencyMetrics:
@@ -190,8 +159,8 @@ class LatencyMetrics:
             if self._last is None:
                 self._last, later = self._first(event, now)
                 self._ttft.observe(self._last - self._arrival)
-            if later:
-                self._itl.observe((now - self._last) / later, later)
+            for _ in range(later):
+                self._itl.observe((now - self._last) / later)
             self._last = now
         if event.finish is not None and self._last is not None:
             self._e2e.observe(now - self._arrival)
