@@ -90,7 +90,9 @@ def build_components(config: EngineConfig) -> EngineComponents:
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
         log.info("%s", line)
-    population = CachePrefault(CACHES)  # after the measurements of the start, which the thread would disturb
+    scheduler = parts.scheduler
+    # After the measurements of the start, which the thread would disturb.
+    population = CachePrefault(CACHES, lambda: bool(scheduler.waiting or scheduler.running))
     return replace(parts, closers=(population.stop, *parts.closers))
 
 

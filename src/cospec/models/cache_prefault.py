@@ -1,16 +1,16 @@
-"""Has the system give the memory of KV caches while the engine already runs.
+"""Has the system give the memory of KV caches while the engine has no request.
 
 The system gives memory at the first access and clears each page before. Without this module the first requests wait
-for the pages that their prompts write. The caches of the engine's own process are populated; caches of drafter
-processes and of stages are not.
+for the pages that their prompts write. A thread that clears pages beside requests takes a processor and the cache from
+their forwards, so this thread waits for the end of the requests. The caches of the engine's own process are populated;
+caches of drafter processes and of stages are not.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, zip_longest
 
 from cospec.models.kv_cache import KVCache
@@ -19,16 +19,21 @@ from cospec.native.library import populate
 __all__ = ["CachePrefault"]
 
 CHUNK = 2 << 20  # bytes
-REST = 4.0  # of the time of a chunk: the thread leaves four fifths of a processor to requests
+PAUSE = 0.05  # seconds between looks at whether requests have ended
 
 
 class CachePrefault:
     """A thread that populates the memory of caches on the CPU; contents stay unchanged.
 
     The thread ends with the last chunk, on ``stop``, or where the system cannot populate. A deleted cache is left out.
+
+    Args:
+        caches: the caches, of any device.
+        busy: says whether the engine has requests. The thread populates nothing then.
     """
 
-    def __init__(self, caches: Iterable[KVCache]) -> None:
+    def __init__(self, caches: Iterable[KVCache], busy: Callable[[], bool]) -> None:
+        self._busy = busy
         self._caches = [weakref.ref(cache) for cache in caches if cache.device.type == "cpu"]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cospec-populate", daemon=True)
@@ -50,15 +55,15 @@ class CachePrefault:
             chunks = [] if cache is None else list(_chunks(cache.memory))
             del cache
             for address, size in chunks:
+                while self._busy():
+                    if self._stopped.wait(PAUSE):
+                        return
                 cache = reference()  # keeps the memory during the call
                 if cache is None:
                     break
-                started = time.perf_counter()
-                if not populate(address, size):
+                if self._stopped.is_set() or not populate(address, size):
                     return
                 del cache
-                if self._stopped.wait(REST * (time.perf_counter() - started)):
-                    return
 
 
 def _chunks(regions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

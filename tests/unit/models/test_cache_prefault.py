@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_memory_becomes_resident_and_keeps_its_contents() -> None:
     written = cache.layers[1].values[1023]
     written.fill_(2.5)
     assert resident_bytes() - before < 16 * MIB
-    assert CachePrefault([cache]).wait(30)
+    assert CachePrefault([cache], lambda: False).wait(30)
     assert resident_bytes() - before > 60 * MIB
     assert bool((written == 2.5).all())
     assert all(not bool(layer.keys.any()) for layer in cache.layers)
@@ -44,18 +45,37 @@ def test_a_deleted_cache_is_left_out() -> None:
     kept, deleted = new_cache(), new_cache()
     before = resident_bytes()
     caches = [deleted, kept]
-    population = CachePrefault(caches)
+    population = CachePrefault(caches, lambda: False)
     caches.clear()
     del deleted
     assert population.wait(30)
     assert 60 * MIB < resident_bytes() - before < 80 * MIB
 
 
-def test_stop_ends_the_thread() -> None:
-    before = resident_bytes() if sys.platform.startswith("linux") else 0
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux populates memory")
+def test_nothing_is_populated_while_the_engine_has_requests() -> None:
+    requests, looked = ["one"], Event()
+
+    def busy() -> bool:
+        looked.set()
+        return bool(requests)
+
+    before = resident_bytes()
     cache = new_cache()
-    population = CachePrefault([cache])
+    population = CachePrefault([cache], busy)
+    assert looked.wait(30)
+    assert not population.wait(0.2)
+    assert resident_bytes() - before < 16 * MIB
+    requests.clear()
+    assert population.wait(30)
+    assert resident_bytes() - before > 60 * MIB
+    del cache
+
+
+def test_stop_ends_a_thread_that_waits_for_requests() -> None:
+    cache = new_cache()
+    population = CachePrefault([cache], lambda: True)
+    assert not population.wait(0)
     population.stop()
     assert population.wait(0)
-    if before:
-        assert resident_bytes() - before < 60 * MIB
+    del cache
