@@ -167,7 +167,7 @@ def loss(results: Results) -> str:
     four, eight = Nodes(low).over(SPECINFER, IN_TURN), Nodes(low).over("SpecInfer, 8 nodes", f"{IN_TURN}, 8 nodes")
     lost, rest = 1.0 - Nodes(high).over(SPECINFER), Nodes(high).over(SPECINFER, IN_TURN)
     return paragraph(
-        "At six requests the loss to SpecInfer is the pipeline's. Without it CoSine has "
+        "At six requests most of the loss to SpecInfer is the pipeline's. Without the pipeline CoSine has "
         f"{four:.2f} times SpecInfer's throughput with four nodes, and {eight:.2f} times with eight.",
         f"At 24 requests the loss of {lost:.0%} is the pipeline's too: without it the ratio is {rest:.2f}.",
         results.sentence(SOURCES[24], undrafted),

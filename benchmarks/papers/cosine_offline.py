@@ -195,7 +195,7 @@ def prices(results: Results) -> Section:
         tuple(rows),
         "The scenario is that of figures 6(a) and 6(c). Prices per hour are assumed: 6 for the target, 0.15 for each "
         "drafter. The paper's table 3, a picture, is of online serving; its counterpart stands below, with figure 7. "
-        "The paper normalises its figures by cost and does not say how.",
+        "The paper normalises its figures by computation, for fair comparisons of cost, and does not say how.",
     )
 
 

@@ -231,7 +231,7 @@ def same_fits(found: Found) -> str:
     ]
     return paragraph(
         f"Where the fitted conditions lose more than {found['tolerance']:g} nats per token, `cospec calibrate` takes a "
-        "smaller bound.",
+        "smaller bound. The limit holds on the answers of the fit; on the judged answers a bound may lose more.",
         *again,
     )
 

@@ -42,8 +42,8 @@ def ahead(results: Results) -> Section:
             "With several windows in flight each continuation is verified at once too, as far as it is valid with a "
             "probability of at least 1 / N. Early exit: stages do not compute windows that earlier windows have "
             "refuted. A command to skip a window takes the time of a link. Times are of one request and one run, whose "
-            "tokens a traversal are chance. Where several windows or early exit lose, tokens a traversal are fewer by "
-            "nearly as much. The rest of each ratio was not measured by parts.",
+            "tokens a traversal are chance. Where several windows or early exit lose more than 1%, tokens a traversal "
+            "are fewer by about as much or more. The rest of each ratio was not measured by parts.",
             results.sentence(AHEAD, without_option),
         ),
     )  # fmt: skip

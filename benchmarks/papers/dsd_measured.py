@@ -66,6 +66,7 @@ def relay(results: Results) -> Section:
         ),
         "Each node is a process in a network namespace. A relay of packets gives each link 15 ms and up to 10 ms of "
         "jitter; the result returns over such a link too. So a traversal crosses four links, of 20 ms in the mean. "
+        "The equations are taken with these four links instead of N − 1. "
         "TCP runs over these links, and nodes take injected times as above. The command below runs after "
         "`python -m benchmarks.netns --nodes 4 --delay 0.015 --jitter 0.01 --`.",
     )

@@ -143,7 +143,7 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
     "minions": (
         ("Figures 3 to 7: pipeline, voting, the pool of results", "", ILLUSTRATION),
         ("Table 1: notation", "", "The table lists symbols."),
-        ("Section 1: acceptance of earlier methods, Llama-7B on ChatGPT prompts", "0.22", NO_GPU),
+        ("Section 1: acceptance of SpecInfer's method, Llama-7B on ChatGPT prompts", "0.22", NO_GPU),
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
@@ -46,23 +47,29 @@ def rates(results: Results) -> Section:
         "sets (conclusion) and five models (section 1), prompt lookup included."
     )
     title = "Figures 1 and 11: mean latency by request rate, over no speculation"
-    return Section(title, tuple(rows), paragraph(text, served(results), regions(results)))
+    return Section(title, tuple(rows), paragraph(text, queues(results), regions(results)))
 
 
-def served(results: Results) -> str:
-    """How many requests a simulated target serves without speculation; empty where it was not simulated."""
-    cells = [
-        f"{results.sentence(source, lambda found: f'{Runs(found).served(BASE):.0f}')} ({who})"
-        for who, source in SIMULATED.items()
-        if results.read(source)
-    ]
+def queues(results: Results) -> str:
+    """How long requests of a simulated target wait without speculation; empty where no target was simulated."""
+    cells = [results.sentence(source, partial(waits, who=who)) for who, source in SIMULATED.items()]
+    cells = [cell for cell in cells if cell]
     if not cells:
         return ""
     return (
-        f"Without speculation the simulated targets serve at most so many requests/s: {', '.join(cells)}. Near these "
-        "rates and above, latencies are of a growing queue. The paper's figure 11 has such rates too (section 7.1.1); "
-        "only its simulations keep below the service rate (section 7.2)."
+        "Without speculation the mean time to the first token at the lowest, the second highest and the highest rate "
+        f"is {'; '.join(cells)}. Where the time is long, requests wait before they start, and latency is of a growing "
+        "queue. The paper's figure 11 has such rates too (section 7.1.1); only its simulations keep below the service "
+        "rate (section 7.2)."
     )
+
+
+def waits(found: Found, who: str) -> str:
+    """The mean time to the first token at three rates."""
+    runs = Runs(found)
+    rates = (runs.loads[0], *runs.loads[-2:])
+    seconds = [f"{float(runs.at(BASE, rate)['ttft']['mean']):.2f} s at {rate:g}/s" for rate in rates]
+    return f"{', '.join(seconds)} ({who})"
 
 
 def regions(results: Results) -> str:
