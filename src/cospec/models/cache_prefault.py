@@ -1,9 +1,9 @@
 """Has the system give the memory of KV caches while the engine has no request.
 
-The system gives memory at the first access and clears each page before. Without this module the first requests wait
-for the pages that their prompts write. A thread that clears pages beside requests takes a processor and the cache from
-their forwards, so this thread waits for the end of the requests. The caches of the engine's own process are populated;
-caches of drafter processes and of stages are not.
+The system gives memory at the first access and clears each page before. Without this module a prompt waits for every
+page that it writes first. Clearing pages beside requests would slow down their forwards, so the thread waits until the
+requests have ended. The caches of the engine's own process are populated; caches of drafter processes and of stages
+are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cospec.native.library import populate
 __all__ = ["CachePrefault"]
 
 CHUNK = 2 << 20  # bytes
-PAUSE = 0.05  # seconds between looks at whether requests have ended
+PAUSE = 0.05  # seconds between two checks whether requests have ended
 
 
 class CachePrefault:
