@@ -14,7 +14,7 @@ from cospec.core.model_io import SequenceSlice
 from cospec.errors import InvalidInput
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend, choose_attention
 from cospec.models.attention.sdpa import SDPA
-from cospec.models.cuda_graphs import GraphRunner, Step, blank, fill, graph_shape_of, places, sources
+from cospec.models.cuda_graphs import GraphRunner, StaticBatch, Step, graph_shape_of, places, sources
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import LayerBlocks, LayerShape
 from cospec.models.kv_cache_formats import CACHE_DTYPES, encode
@@ -143,13 +143,13 @@ def test_a_captured_batch_takes_its_contents_from_tensors(
         assert shape is None
         return
     assert shape is not None and shape.slices >= len(slices)
-    static = blank(shape, 16, CPU)
+    static = StaticBatch(shape, 16, CPU)
     for case in (attention_case(slices[::-1]), attention_case(slices)):
-        fill(static, case.batch)
-        rows = sources(static, case.batch)
+        static.fill(case.batch)
+        rows = sources(case.batch.spans, shape)
         padded = replace(case, q=case.q[rows], k=case.k[rows], v=case.v[rows])
-        found = attended(backend.capture(static), backend, padded, **layer)
-        assert worst(found[places(static, case.batch)], case, **layer) < 1e-5
+        found = attended(backend.capture(static.batch), backend, padded, **layer)
+        assert worst(found[places(case.batch.spans, shape)], case, **layer) < 1e-5
 
 
 @pytest.mark.parametrize(

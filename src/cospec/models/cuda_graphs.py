@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.models.attention.backend import AttentionBackend, LayerAttend
-from cospec.models.input_batch import InputBatch
+from cospec.models.input_batch import Columns, InputBatch, SequenceSpan
 from cospec.models.kv_cache import KVCache, LayerBlocks
 
 MAX_SEGMENTS = 64  # sequences, and
@@ -76,52 +78,54 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatch:
-    """Build an empty batch of fixed size. The batch has no spans, because the host does not know its contents."""
-    count = bucket.slices * bucket.rows
+class StaticBatch:
+    """A batch of fixed size, which a captured step reads; ``fill`` replaces its contents by one transfer.
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    Args:
+        shape: the size.
 
-    return InputBatch(
-        ids=zeros(count, dtype=torch.int64),
-        positions=zeros(count, dtype=torch.int64),
-        row_segment=torch.arange(count, dtype=torch.int32, device=device) // bucket.rows,
-        visible=zeros(count),
-        mask=zeros(count, dtype=torch.int64),
-        tables=zeros(bucket.slices, bucket.pages),
-        starts=torch.arange(0, count + 1, bucket.rows, dtype=torch.int32, device=device),
-        write_at=zeros(count),
-        logit_rows=torch.arange(count, device=device),
-        page_size=page_size,
-        spans=(),
-    )
-
-
-def sources(static: InputBatch, batch: InputBatch) -> Tensor:
-    """Return the row of ``batch`` that each row of ``static`` copies, int64."""
-    segment = static.row_segment.clamp(max=len(batch.spans) - 1)
-    rows = batch.starts[segment] + static.logit_rows - static.starts[static.row_segment]
-    return torch.minimum(rows, batch.starts[segment + 1] - 1)
-
-
-def places(static: InputBatch, batch: InputBatch) -> Tensor:
-    """Return the row of ``static`` that holds each row of ``batch``, int64."""
-    rows = torch.arange(len(batch.row_segment), device=batch.ids.device)
-    return static.starts[batch.row_segment] + rows - batch.starts[batch.row_segment]
-
-
-def fill(static: InputBatch, batch: InputBatch) -> None:
-    """Copy ``batch`` to ``static``, see ``sources``.
-
-    Table entries beyond those of ``batch`` keep old values, which no row attends.
+    Attributes:
+        batch: without spans, because the captured step does not know its contents.
     """
-    rows = sources(static, batch)
-    for name in ("ids", "positions", "visible", "mask", "write_at"):
-        torch.index_select(getattr(batch, name), 0, rows, out=getattr(static, name))
-    count = static.tables.shape[0]
-    sequences = torch.arange(count, device=rows.device).clamp(max=len(batch.spans) - 1)
-    static.tables[:, : batch.tables.shape[1]] = batch.tables[sequences]
+
+    def __init__(self, shape: GraphShape, page_size: int, device: torch.device) -> None:
+        self._shape, count = shape, shape.slices * shape.rows
+        self._columns = Columns(count, shape.slices, shape.pages, count, device)
+        arrays = self._columns.arrays
+        arrays["row_segment"][:] = np.arange(count) // shape.rows
+        arrays["starts"][:] = np.arange(0, count + 1, shape.rows)
+        arrays["tables"].fill(0)
+        self.batch = InputBatch(**self._columns.tensors, page_size=page_size, spans=(), columns=self._columns)
+
+    def fill(self, batch: InputBatch) -> None:
+        """Copy ``batch``. The first ``R`` logits of the step are those of ``batch``.
+
+        Table entries beyond those of ``batch`` keep old values, which no row attends.
+        """
+        theirs, arrays, spans = batch.columns.arrays, self._columns.arrays, batch.spans
+        rows, width = sources(spans, self._shape), theirs["tables"].shape[1]
+        for name in ("ids", "positions", "visible", "mask", "write_at"):
+            np.take(theirs[name], rows, out=arrays[name])
+        arrays["tables"][: len(spans), :width] = theirs["tables"]
+        arrays["tables"][len(spans) :, :width] = theirs["tables"][-1]
+        wanted = places(spans, self._shape)[theirs["logit_rows"]]
+        arrays["logit_rows"][: len(wanted)] = wanted
+        arrays["logit_rows"][len(wanted) :] = 0
+        self._columns.send()
+
+
+def sources(spans: Sequence[SequenceSpan], shape: GraphShape) -> NDArray[np.int64]:
+    """Return the row that each row of a batch of size ``shape`` copies, from a batch with these spans."""
+    first, last = np.array([[span.first, span.first + span.rows - 1] for span in spans]).T
+    segment = np.minimum(np.arange(shape.slices), len(spans) - 1)
+    found: NDArray[np.int64] = np.minimum(first[segment, None] + np.arange(shape.rows), last[segment, None])
+    return found.ravel()
+
+
+def places(spans: Sequence[SequenceSpan], shape: GraphShape) -> NDArray[np.int64]:
+    """Return the row of a batch of size ``shape`` that holds each row of a batch with these spans."""
+    found = [shape.rows * number + np.arange(span.rows) for number, span in enumerate(spans)]
+    return np.concatenate(found)
 
 
 def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[LayerBlocks]) -> Step:
@@ -167,7 +171,7 @@ class GraphRunner:
 
     def __init__(self, stepper: CapturableForward, record: Record) -> None:
         self._stepper, self._record = stepper, record
-        self._recorded: dict[GraphShape, tuple[InputBatch, Step]] = {}
+        self._recorded: dict[GraphShape, tuple[StaticBatch, Step]] = {}
         self._layers: Sequence[LayerBlocks] | None = None  # the layers that the graphs write
         self._works = True
 
@@ -183,8 +187,8 @@ class GraphRunner:
         if bucket not in self._recorded:
             return self._first(bucket, batch, layers)
         static, replay = self._recorded[bucket]
-        fill(static, batch)
-        return replay()[places(static, batch)[batch.logit_rows]]
+        static.fill(batch)
+        return replay()[: len(batch.logit_rows)].clone()  # the next replay writes to the same memory
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``. Never captured: a captured step returns one tensor."""
@@ -196,11 +200,11 @@ class GraphRunner:
     def _first(self, bucket: GraphShape, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Capture, compare with the eager result, and return the eager result."""
         ordinary = self._stepper.logits(batch, layers)
-        static = blank(bucket, batch.page_size, batch.ids.device)
+        static = StaticBatch(bucket, batch.page_size, batch.ids.device)
         try:
-            fill(static, batch)
-            replay = self._record(step_of(self._stepper, static, layers))
-            found = replay()[places(static, batch)[batch.logit_rows]]
+            static.fill(batch)
+            replay = self._record(step_of(self._stepper, static.batch, layers))
+            found = replay()[: len(batch.logit_rows)]
             reason = _difference(found, ordinary, TOLERANCE[layers[0].keys.dtype])
         except RuntimeError as error:  # any device error, out of memory included
             reason = str(error).partition("\n")[0]

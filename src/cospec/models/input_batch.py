@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
@@ -59,6 +62,7 @@ class InputBatch:
         logit_rows: int64 ``[R]``.
         page_size: cache entries per page.
         spans: ``[S]``, the same data on the host.
+        columns: the memory of all tensors, on the host too.
     """
 
     ids: Tensor
@@ -72,6 +76,49 @@ class InputBatch:
     logit_rows: Tensor
     page_size: int
     spans: tuple[SequenceSpan, ...]
+    columns: Columns
+
+
+class Columns:
+    """The tensors of one batch in one block of memory, so that a batch reaches a device in one transfer.
+
+    Args:
+        rows, sequences, pages, outputs: ``T``, ``S``, the columns of ``tables``, and ``R`` of an ``InputBatch``.
+
+    Attributes:
+        arrays: on the host, by name. Contents are undefined until they are written.
+        tensors: on the device, after ``send``; on a CPU they share the memory of ``arrays``.
+    """
+
+    def __init__(self, rows: int, sequences: int, pages: int, outputs: int, device: torch.device) -> None:
+        wide, narrow = np.dtype(np.int64), np.dtype(np.int32)
+        fields: dict[str, tuple[Any, tuple[int, ...]]] = {  # the wide numbers come first, so that all are aligned
+            "ids": (wide, (rows,)),
+            "positions": (wide, (rows,)),
+            "mask": (wide, (rows,)),
+            "logit_rows": (wide, (outputs,)),
+            "row_segment": (narrow, (rows,)),
+            "visible": (narrow, (rows,)),
+            "write_at": (narrow, (rows,)),
+            "starts": (narrow, (sequences + 1,)),
+            "tables": (narrow, (sequences, pages)),
+        }
+        sizes = [kind.itemsize * prod(shape) for kind, shape in fields.values()]
+        ends = np.cumsum(sizes).tolist()
+        self._host = np.empty(ends[-1], np.uint8)
+        source = torch.from_numpy(self._host)
+        self._source, self._target = source, source if device.type == "cpu" else torch.empty_like(source, device=device)
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for (name, (kind, shape)), size, end in zip(fields.items(), sizes, ends, strict=True):
+            self.arrays[name] = self._host[end - size : end].view(kind).reshape(shape)
+            dtype = torch.int64 if kind is wide else torch.int32
+            self.tensors[name] = self._target[end - size : end].view(dtype).view(shape)
+
+    def send(self) -> None:
+        """Copy the arrays to the device. The arrays may change when the call has returned."""
+        if self._target is not self._source:
+            self._target.copy_(self._source, non_blocking=True)
 
 
 class _Rows:
@@ -127,26 +174,17 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
             raise ValueError(f"sequence {part.id} needs {needed} pages and has {len(pages)} reserved")
         rows.add(part, pages)
     spans = rows.spans
-    table = np.zeros((len(spans), max(len(span.pages) for span in spans)), dtype=np.int32)
+    columns = Columns(len(rows.ids), len(spans), max(len(span.pages) for span in spans), len(rows.logit_rows), device)
+    arrays = columns.arrays
+    for name in ("ids", "positions", "row_segment", "visible", "write_at", "logit_rows"):
+        arrays[name][:] = getattr(rows, name)
+    arrays["mask"].view(np.uint64)[:] = rows.mask  # the 64th bit becomes the sign
+    arrays["starts"][:] = [*(span.first for span in spans), len(rows.ids)]
+    arrays["tables"].fill(0)
     for number, span in enumerate(spans):
-        table[number, : len(span.pages)] = span.pages
-
-    def tensor(values: list[int], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.array(values, dtype=dtype)).to(device, non_blocking=True)
-
-    return InputBatch(
-        ids=tensor(rows.ids, np.int64),
-        positions=tensor(rows.positions, np.int64),
-        row_segment=tensor(rows.row_segment, np.int32),
-        visible=tensor(rows.visible, np.int32),
-        mask=tensor(rows.mask, np.uint64).view(torch.int64),  # the 64th bit becomes the sign
-        tables=torch.from_numpy(table).to(device, non_blocking=True),
-        starts=tensor([span.first for span in spans] + [len(rows.ids)], np.int32),
-        write_at=tensor(rows.write_at, np.int32),
-        logit_rows=tensor(rows.logit_rows, np.int64),
-        page_size=page_size,
-        spans=tuple(spans),
-    )
+        arrays["tables"][number, : len(span.pages)] = span.pages
+    columns.send()
+    return InputBatch(**columns.tensors, page_size=page_size, spans=tuple(spans), columns=columns)
 
 
 def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:

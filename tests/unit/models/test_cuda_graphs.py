@@ -18,9 +18,8 @@ from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import (
     GraphRunner,
     GraphShape,
+    StaticBatch,
     Step,
-    blank,
-    fill,
     graph_shape_of,
     step_of,
 )
@@ -60,15 +59,15 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
     for now, then in zip(kv.layers, before, strict=True):
         now.keys.copy_(then.keys)
         now.values.copy_(then.values)
-    static = blank(bucket, batch.page_size, CPU)
-    step = step_of(runner, static, kv.layers)
+    static = StaticBatch(bucket, batch.page_size, CPU)
+    step = step_of(runner, static.batch, kv.layers)
     for other in (decode(kv, 0, 4, 3, 2, 1, 0), batch):  # values that another batch left do not matter
         if other.ids.shape[0] <= bucket.slices:
-            fill(static, other)
+            static.fill(other)
             found = step()
     assert found.shape == (bucket.slices, VOCAB)
     torch.testing.assert_close(found[: len(numbers)], wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[len(numbers) :], wanted[-1:].expand(bucket.slices - len(numbers), -1))
+    torch.testing.assert_close(found[len(numbers) :], wanted[:1].expand(bucket.slices - len(numbers), -1))
     if len(numbers) == len(LENGTHS):
         for one, two in zip(entries(kv), kept, strict=True):
             torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)

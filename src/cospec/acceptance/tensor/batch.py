@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cospec.acceptance.python_verification import VerifyTask
@@ -97,12 +98,12 @@ def batch_of(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor, distri
         finite: ``[R]``, whether a row's largest logit is a number.
         distributions: whether the method reads distributions; otherwise all requests are greedy.
     """
-    rows = torch.tensor(
-        [row for task in tasks for row in range(*task.verified_rows.indices(len(logits)))], device=logits.device
-    )
-    own = logits[rows]
-    tokens, parents, level, branches = _nodes(tasks).to(logits.device)
-    first, last, lengths, seeds, bases = _scalars(tasks).to(logits.device)
+    places = np.concatenate([np.arange(*task.verified_rows.indices(len(logits))) for task in tasks])
+    rows, nodes, scalars = _on_device([places, _nodes(tasks), _scalars(tasks)], logits.device)
+    whole = len(places) == len(logits)  # tasks are in the order of their rows
+    own, finite = (logits, finite) if whole else (logits[rows], finite[rows])
+    tokens, parents, level, branches = nodes
+    first, last, lengths, seeds, bases = scalars
     return TensorBatch(
         first,
         last,
@@ -113,13 +114,20 @@ def batch_of(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor, distri
         branches,
         seeds,
         bases,
-        _target_probs(tasks, own, finite[rows]) if distributions else own[:0].double(),
+        _target_probs(tasks, own, finite) if distributions else own[:0].double(),
         rows[:0] if distributions else first_largest(own),
         _draft_probs(tasks, tokens, logits.shape[-1]) if distributions else own.new_zeros(0, 0, 0),
     )
 
 
-def _nodes(tasks: Sequence[VerifyTask]) -> Tensor:
+def _on_device(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    """Copy arrays to a device in one transfer."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device, non_blocking=True)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _nodes(tasks: Sequence[VerifyTask]) -> NDArray[np.int64]:
     """Return tokens, parents, depths and elder siblings of the nodes, ``[4, B, N]``."""
     drafts = [task.draft for task in tasks]
     width = max(0 if draft is None else len(draft) for draft in drafts)
@@ -129,17 +137,17 @@ def _nodes(tasks: Sequence[VerifyTask]) -> Tensor:
         if draft is not None:
             elder = [draft.parents[:node].count(parent) for node, parent in enumerate(draft.parents)]
             table[:, row, : len(draft)] = draft.tokens, draft.parents, depths(draft.parents), elder
-    return torch.from_numpy(table)
+    return table
 
 
-def _scalars(tasks: Sequence[VerifyTask]) -> Tensor:
+def _scalars(tasks: Sequence[VerifyTask]) -> NDArray[np.int64]:
     """Return the first row, the last row, nodes, seed and committed tokens of each request, ``[5, B]``."""
     ends = np.cumsum([task.count for task in tasks])
     firsts = [0, *ends[:-1]]
     lengths = [0 if task.draft is None else len(task.draft) for task in tasks]
     sequences = [task.entry.sequence for task in tasks]
     seeds = [signed(sequence.request.seed) for sequence in sequences]
-    return torch.tensor([firsts, (ends - 1).tolist(), lengths, seeds, [len(each.tokens) for each in sequences]])
+    return np.array([firsts, ends - 1, lengths, seeds, [len(each.tokens) for each in sequences]], dtype=np.int64)
 
 
 def _target_probs(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor) -> Tensor:
