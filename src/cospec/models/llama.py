@@ -24,6 +24,7 @@ from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
 from cospec.models.model_runner import Forwards
+from cospec.models.pointwise import Rotation, pointwise_on
 from cospec.models.shard import Shard, SumShards
 from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
@@ -167,6 +168,7 @@ class TorchRunner:
         if len(dense) < len(weights.layers):
             raise ModelError("The fused forward in torch cannot run a mixture of experts.")
         self._weights, self.attention = weights, attention
+        self._pointwise = pointwise_on(weights.embedding.device)
         self._layers = tuple(
             (
                 [self._decoded(part) for part in layer.qkv],
@@ -235,41 +237,48 @@ class TorchRunner:
         turns = [self._turn(batch, frequencies) for frequencies in w.frequencies]
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
             normed = self._norm(x, layer.attention_norm)
-            parts = torch.cat([part.product(normed) for part in qkv], -1)
-            q, k, v = parts.split([w.heads * w.dim, w.kv_heads * w.dim, w.kv_heads * w.dim], dim=-1)
+            parts = [part.product(normed) for part in qkv]
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            q, k, v = joined.split([w.heads * w.dim, w.kv_heads * w.dim, w.kv_heads * w.dim], dim=-1)
             turn = None if layer.rotary is None else turns[layer.rotary]
             q, k = (self._heads(part, norm, turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
             shape = AttentionShape(w.scale, layer.window, w.factors.attention_softcap or None)
             attended = attend(q, k, v.unflatten(-1, (-1, w.dim)), pages, shape).flatten(1)
             if stage.last and layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
-            x = self._added(x, stage.total(output.product(attended)), layer.after_attention)
-            gate, up = gate_up.product(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            gate = F.silu(gate) if w.activation == "silu" else F.gelu(gate, approximate="tanh")
-            x = self._added(x, stage.total(down.product(gate * up)), layer.after_mlp)
+            branch = self._branch(stage.total(output.product(attended)), layer.after_attention)
+            x, normed = self._add_norm(x, branch, layer.mlp_norm)
+            fed = down.product(self._pointwise.gate(gate_up.product(normed), w.activation))
+            x = x + self._branch(stage.total(fed), layer.after_mlp)
         return x
 
-    def _turn(self, batch: InputBatch, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines ``[T, 1, R / 2]``."""
+    def _turn(self, batch: InputBatch, frequencies: Tensor) -> Rotation:
+        """Return cosines and sines ``[T, R / 2]``."""
         angles, scale = batch.positions[:, None].float() * frequencies, self._weights.rotary_scale
-        return (angles.cos() * scale)[:, None], (angles.sin() * scale)[:, None]
+        return angles.cos() * scale, angles.sin() * scale
 
-    def _heads(self, x: Tensor, norm: Tensor | None, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _heads(self, x: Tensor, norm: Tensor | None, turn: Rotation | None) -> Tensor:
         """Normalise, divide into heads ``[T, heads, D]`` and rotate; a wide norm spans all heads."""
         dim = self._weights.dim
         if norm is not None and norm.shape[0] != dim:
             x, norm = self._norm(x, norm), None
-        x = self._norm(x.unflatten(-1, (-1, dim)), norm)
-        return x if turn is None else _rotate(x, turn)
+        return self._pointwise.heads(x.unflatten(-1, (-1, dim)), norm, turn, self._weights.eps)
 
-    def _added(self, x: Tensor, branch: Tensor, norm: Tensor | None) -> Tensor:
-        """Add the output of attention or feed-forward to the states."""
+    def _branch(self, branch: Tensor, norm: Tensor | None) -> Tensor:
+        """Return what the output of attention or feed-forward adds to the states."""
         branch, factor = self._norm(branch, norm), self._weights.factors.residual
-        return x + (branch if factor == 1.0 else branch * factor)
+        return branch if factor == 1.0 else branch * factor
+
+    def _add_norm(self, x: Tensor, branch: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum, and the normalised sum."""
+        if weight is None:
+            x = x + branch
+            return x, x
+        return self._pointwise.add_norm(x, branch, weight, self._weights.eps)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""
-        return x if weight is None else F.rms_norm(x.float(), weight.shape, weight, self._weights.eps).to(x.dtype)
+        return x if weight is None else self._pointwise.norm(x, weight, self._weights.eps)
 
 
 class TorchStage:
@@ -287,13 +296,3 @@ class TorchStage:
         x = runner.embed(batch.ids) if states is None else states.to(table.dtype)
         x = runner.run_layers(batch, x, self._cache.layers, runner.attention.prepare(batch), self._part)
         return runner.head(x) if self._part.last else x
-
-
-def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding to the first numbers of ``[T, heads, D]``."""
-    cos, sin = turn
-    rotated = 2 * cos.shape[-1]
-    a, b = x[..., :rotated].float().chunk(2, dim=-1)
-    parts = [a * cos - b * sin, b * cos + a * sin]
-    rest = [x[..., rotated:].float()] if rotated < x.shape[-1] else []
-    return torch.cat(parts + rest, dim=-1).to(x.dtype)

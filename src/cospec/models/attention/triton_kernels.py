@@ -64,6 +64,30 @@ def _tile(tiles, number, head, group, HEADS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def write_kernel(
+    new_keys, new_values, keys, values, segments, tables, write_at, key_step, value_step, table_step, page_size,
+    page_step, head_step, slot_step, DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the keys and values of one row and head to their page; grid ``(T, kv_heads)``.
+
+    Args:
+        new_keys, new_values: ``[T, kv_heads, DIM]`` in the dtype of the pages; a row starts ``key_step`` or
+            ``value_step`` numbers after the previous row.
+        segments, tables, write_at: of ``InputBatch``.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.load(write_at + row)
+    page = tl.load(tables + tl.load(segments + row) * table_step + at // page_size).to(tl.int64)
+    number = tl.arange(0, WIDTH)
+    inside = number < DIM
+    place = page * page_step + (at % page_size).to(tl.int64) * slot_step + head * head_step + number
+    key = tl.load(new_keys + row * key_step + head * DIM + number, mask=inside, other=0.0)
+    value = tl.load(new_values + row * value_step + head * DIM + number, mask=inside, other=0.0)
+    tl.store(keys + place, key, mask=inside)
+    tl.store(values + place, value, mask=inside)
+
+
+@triton.jit
 def context_kernel(
     queries, keys, values, key_scales, value_scales, tiles, segments, tables, visible, positions, sums, norms,
     first_tile, heads, kv_heads, group, table_step, page_size, page_step, head_step, slot_step, parts, scale, softcap,

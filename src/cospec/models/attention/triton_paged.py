@@ -52,15 +52,12 @@ class _Paged:
 
         self._kernels, self._batch, self._trees = triton_kernels, batch, trees
         self._parts = -(-longest // triton_kernels.PART.value)
-        at = batch.write_at.long()
-        self._page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
-        self._slot = at % batch.page_size
         self._tiles: dict[int, Tensor] = {}
 
     def __call__(
         self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape
     ) -> Tensor:
-        pages.write(self._page, self._slot, keys, values)
+        self._write(keys, values, pages)
         batch, (_, count, dim), shared = self._batch, queries.shape, keys.shape[1]
         group = _power_of_two(count // shared)
         tile, width = max(SMALLEST_TILE, group), max(16, _power_of_two(dim))
@@ -90,6 +87,22 @@ class _Paged:
             self._kernels.context_kernel[(now, shared, self._parts)](first_tile=first, **common)
             self._kernels.tree_kernel[(now, shared)](first_tile=first, TREES=self._trees, **rows, **common)
         return out
+
+    def _write(self, keys: Tensor, values: Tensor, pages: LayerBlocks) -> None:
+        """Write the batch's keys and values to the pages."""
+        batch, (rows, count, dim) = self._batch, keys.shape
+        if pages.keys.dtype is torch.int8:  # encoded by torch
+            at = batch.write_at.long()
+            page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
+            pages.write(page, at % batch.page_size, keys, values)
+            return
+        keys, values = (x.to(pages.keys.dtype) for x in (keys, values))
+        keys, values = (x if x.stride()[1:] == (dim, 1) else x.contiguous() for x in (keys, values))
+        self._kernels.write_kernel[(rows, count)](
+            keys, values, pages.keys, pages.values, batch.row_segment, batch.tables, batch.write_at, keys.stride(0),
+            values.stride(0), batch.tables.stride(0), batch.page_size, *pages.keys.stride()[:3], DIM=dim,
+            WIDTH=_power_of_two(dim), num_warps=1,
+        )  # fmt: skip
 
     def _tiles_of(self, most: int) -> Tensor:
         """Return the tiles of at most so many rows, int32 ``[tiles, 2]``: first row and number of rows."""
