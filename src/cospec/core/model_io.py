@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cospec.core.rng import Floats, StreamKey
 from cospec.sampling_params import SamplingParams
 
@@ -100,15 +97,17 @@ class RolloutOutput:
 
     Attributes:
         tokens: ``[S][depth]`` of the longest; -1 marks NaN logits or the end of a draft. Ignore tokens after -1.
-        q: ``[S, depth, V]``, the distributions of drawn tokens; None if no token was drawn.
+        q: ``[S, depth, V]``, the distributions of tokens that draft streams drew; other rows are undefined. None
+            without such rows, or without drawn tokens.
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 for greedy tokens; None if no
             parameters ask for confidences.
-        logits: float32 ``[depth, S, V]``, from which each token was chosen; None if no parameters ask for logits.
+        logits: float32 ``[depth, S, V]`` on the model's device, from which each token was chosen; None if no parameters
+            ask for logits.
         hits: ``[S]``, how many known tokens after a row were the likeliest; empty if all slices have one row.
     """
 
     tokens: list[list[int]]
     q: Floats | None
     confidence: Floats | None = None
-    logits: NDArray[np.float32] | None = None
+    logits: Tensor | None = None
     hits: Sequence[int] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams
@@ -76,7 +75,7 @@ def read_rollout(
         for step, token in enumerate(tokens[:count])
     ]
     assert rollout.logits is not None, "the params asked for them"
-    return proposals, torch.from_numpy(rollout.logits[: count + 1, place])
+    return proposals, rollout.logits[: count + 1, place]
 
 
 def _stream(sequence: RequestState, chain: ProposalChain, stream_kind: StreamKind) -> StreamKey:

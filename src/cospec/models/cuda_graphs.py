@@ -95,7 +95,9 @@ class StaticBatch:
         arrays["row_segment"][:] = np.arange(count) // shape.rows
         arrays["starts"][:] = np.arange(0, count + 1, shape.rows)
         arrays["tables"].fill(0)
-        self.batch = InputBatch(**self._columns.tensors, page_size=page_size, spans=(), columns=self._columns)
+        self.batch = InputBatch(
+            **self._columns.tensors, page_size=page_size, spans=(), columns=self._columns, host_ids=True
+        )
 
     def fill(self, batch: InputBatch) -> None:
         """Copy ``batch``. The first ``R`` logits of the step are those of ``batch``.
@@ -112,6 +114,8 @@ class StaticBatch:
         arrays["logit_rows"][: len(wanted)] = wanted
         arrays["logit_rows"][len(wanted) :] = 0
         self._columns.send()
+        if not batch.host_ids:
+            torch.index_select(batch.ids, 0, torch.from_numpy(rows).to(batch.ids.device), out=self.batch.ids)
 
 
 def sources(spans: Sequence[SequenceSpan], shape: GraphShape) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ themselves. A node of a branching tree attends the known prefix and its ancestor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -63,6 +63,7 @@ class InputBatch:
         page_size: cache entries per page.
         spans: ``[S]``, the same data on the host.
         columns: the memory of all tensors, on the host too.
+        host_ids: whether the host knows ``ids``.
     """
 
     ids: Tensor
@@ -77,6 +78,11 @@ class InputBatch:
     page_size: int
     spans: tuple[SequenceSpan, ...]
     columns: Columns
+    host_ids: bool
+
+    def with_ids(self, ids: Tensor) -> InputBatch:
+        """Return the batch with other ids, int64 ``[T]``, which only the device knows."""
+        return replace(self, ids=ids, host_ids=False)
 
 
 class Columns:
@@ -184,7 +190,7 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
     for number, span in enumerate(spans):
         arrays["tables"][number, : len(span.pages)] = span.pages
     columns.send()
-    return InputBatch(**columns.tensors, page_size=page_size, spans=tuple(spans), columns=columns)
+    return InputBatch(**columns.tensors, page_size=page_size, spans=tuple(spans), columns=columns, host_ids=True)
 
 
 def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:

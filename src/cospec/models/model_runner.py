@@ -15,6 +15,7 @@ from cospec.core.types import Commit
 from cospec.errors import ModelError
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
+from cospec.models.torch_rollout import TorchRollout
 
 Score = Callable[[InputBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values after each sequence's start."""
@@ -55,6 +56,11 @@ class ModelRunner:
         self.pages: BlockManager = cache.pages
         self.hidden_states: Tensor | None = None
         self._forwards = forwards
+        self._rollout: Callable[[TokenBatch, Sequence[RolloutParams]], RolloutOutput] | None = None
+        if forwards.native_forward is not None:
+            self._rollout = forwards.native_forward.rollout
+        elif self.device.type != "cpu":  # on a CPU a rollout in torch is no faster than single steps
+            self._rollout = TorchRollout(forwards.score, cache, vocab_size, max_len)
 
     @property
     def native_forward(self) -> NativeForward | None:
@@ -83,8 +89,8 @@ class ModelRunner:
 
     @property
     def has_rollout(self) -> bool:
-        """Whether the forward is native, see ``Model.has_rollout``."""
-        return self._forwards.native_forward is not None
+        """See ``Model.has_rollout``."""
+        return self._rollout is not None
 
     @property
     def pipelined_model(self) -> None:
@@ -93,9 +99,8 @@ class ModelRunner:
 
     def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Choose and feed tokens of each slice, see ``Model.rollout``."""
-        native_forward = self._forwards.native_forward
-        assert native_forward is not None, "``has_rollout`` was not asked"
-        return native_forward.rollout(batch, params)
+        assert self._rollout is not None, "``has_rollout`` was not asked"
+        return self._rollout(batch, params)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

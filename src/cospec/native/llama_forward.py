@@ -160,7 +160,8 @@ class NativeModelForward:
         if not self._rollout(*self.handles, given.packed, job):
             self._refuse(batch, depth - 1)
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
-        return RolloutOutput(chosen, q, confidence, logits, () if hits is None else hits)
+        rows = None if logits is None else torch.from_numpy(logits)
+        return RolloutOutput(chosen, q, confidence, rows, () if hits is None else hits)
 
     def _refuse(self, batch: TokenBatch, ahead: int) -> NoReturn:
         """Raise the error of a batch that the library refused; ``ahead`` more tokens of each sequence need room."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cospec.acceptance.python_verification import VerifyTask
-from cospec.acceptance.tensor.random import exponential_sample, first_largest, signed, uniforms
 from cospec.core.rng import StreamKind
+from cospec.core.rng_torch import exponential_sample, first_largest, signed, uniforms
 from cospec.core.sampling import truncate
 from cospec.core.tree import depths
 

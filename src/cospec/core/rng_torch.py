@@ -5,6 +5,9 @@ Signed integers hold the bits of unsigned words, because tensors have no full un
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -12,10 +15,10 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 WORDS = 4  # of a block
+TO_UNIT = 2.0**-52
+HALF_STEP = 2.0**-53
 
 _HALF = 0xFFFFFFFF
-_TO_UNIT = 2.0**-52
-_HALF_STEP = 2.0**-53
 
 
 def signed(word: int) -> int:
@@ -50,7 +53,7 @@ def _shift(words: Tensor, bits: int) -> Tensor:
 
 def _unit(words: Tensor) -> Tensor:
     """Return numbers strictly between 0 and 1, see ``rng.to_unit_interval``."""
-    return _shift(words, 12).double() * _TO_UNIT + _HALF_STEP
+    return _shift(words, 12).double() * TO_UNIT + HALF_STEP
 
 
 def uniforms(seeds: Tensor, kind: int, positions: Tensor, branches: Tensor, bases: Tensor) -> Tensor:
@@ -66,6 +69,10 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
         weights: ``[R, V]``, float64.
         seeds, kinds, positions, bases: ``[R]``, of each row's stream; the base of a target stream is 0.
     """
+    if weights.is_cuda and _has_triton():
+        from cospec.core.rng_triton import triton_race  # other devices need no Triton
+
+        return triton_race(weights, seeds, kinds, positions, bases)
     vocab_size = weights.shape[-1]
     blocks = torch.arange(1, -(-vocab_size // WORDS) + 1, device=weights.device)[None]
     zero = torch.zeros_like(blocks)
@@ -73,6 +80,11 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
     words = torch.stack(philox(key, (blocks, zero, positions[:, None] + zero, bases[:, None] + zero)), -1)
     exponentials = -torch.log(_unit(words.flatten(1)[:, :vocab_size]))
     return torch.where(weights.amax(-1) > 0, first_largest(weights / exponentials), -1)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def first_largest(rows: Tensor) -> Tensor:
