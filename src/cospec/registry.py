@@ -339,8 +339,8 @@ ATTENTION_BACKENDS: PluginTable[type[AttentionBackend]] = PluginTable(
     "attention_backend",
     {
         "native": "cospec.models.attention.native:NativeAttention",
-        "sdpa": "cospec.models.attention.sdpa:SdpaAttention",
         "triton": "cospec.models.attention.triton_paged:TritonAttention",
+        "sdpa": "cospec.models.attention.sdpa:SdpaAttention",
     },
     Declares("attention back end", "cospec.models.attention.backend:AttentionBackend", named=True),
 )

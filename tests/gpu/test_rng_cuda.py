@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.acceptance.tensor import random
+from cospec.core import rng_torch
 from cospec.core.rng_torch import exponential_sample
 
 NAN, INF = float("nan"), float("inf")
@@ -51,7 +51,7 @@ def test_triton_runs_where_it_is_installed() -> None:
     with patch("cospec.core.rng_triton.triton_race", side_effect=AssertionError("raced")):
         with pytest.raises(AssertionError, match="raced"):
             on_device(weights, stream)
-        with patch.object(random, "_has_triton", return_value=False):
+        with patch.object(rng_torch, "_has_triton", return_value=False):
             wanted = on_device(weights, stream)
     assert on_device(weights, stream) == wanted
     for changed in range(4):

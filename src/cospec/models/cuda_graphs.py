@@ -24,8 +24,10 @@ from cospec.models.kv_cache import KVCache, LayerBlocks
 MAX_SEGMENTS = 64  # sequences, and
 MAX_ROWS = 16  # rows of each: larger batches gain nothing, because computation outweighs launches
 MIN_ENTRIES = 256
-# Relative to the largest logit: captured and eager steps add in different orders, which shows in half precision.
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Of the root mean square of differences, relative to that of the logits. Captured and eager steps add in different
+# orders: with random weights of 36 layers in bfloat16 the difference is 0.05. A step that reads wrong entries of the
+# cache differs by about 1.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.2}
 
 _log = logging.getLogger(__name__)
 
@@ -226,5 +228,5 @@ def _difference(found: Tensor, wanted: Tensor, tolerance: float) -> str:
     """Describe the difference of ``found``; empty if within the tolerance."""
     if not wanted.numel():
         return ""
-    worst, largest = (float(x.abs().max()) for x in (found - wanted, wanted))
-    return "" if worst <= tolerance * largest else f"its logits differ by {worst:.2g} of {largest:.2g}"
+    difference, size = (float(x.square().mean().sqrt()) for x in (found - wanted, wanted))
+    return "" if difference <= tolerance * size else f"its logits differ by {difference:.2g} of {size:.2g}"

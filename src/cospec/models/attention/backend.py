@@ -45,12 +45,14 @@ class AttentionBackend(ABC):
     Attributes:
         by_head: whether the KV cache stores the pages of a head contiguously, see ``KVCache``.
         capture_entries: the most cache entries of a captured batch, over all sequences; 0 if nothing can be captured.
+        automatic: types of devices on which ``auto`` may choose this back end.
         native_forward: whether the native Llama forward attends with this back end's kernel.
     """
 
     name: ClassVar[str]
     by_head: ClassVar[bool]
     capture_entries: ClassVar[int] = 0
+    automatic: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     native_forward: ClassVar[bool] = False
 
     @abstractmethod
@@ -80,7 +82,7 @@ def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShap
     reasons = {each: backend.why_not(device, shapes, page_size) for each, backend in backends.items()}
     usable = [each for each, reason in reasons.items() if not reason]
     if name == "auto":
-        return backends[usable[0]]
+        return next(backends[each] for each in usable if device.type in backends[each].automatic)
     if name in usable:
         return backends[name]
     because = f", because {reasons[name]}" if name in reasons else ""

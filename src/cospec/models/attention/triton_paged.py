@@ -24,6 +24,7 @@ class TritonAttention(AttentionBackend):
     name = "triton"
     by_head = False
     capture_entries = 1 << 20
+    automatic = ("cuda",)  # the interpreter serves tests
 
     def prepare(self, batch: InputBatch) -> LayerAttend:
         """See ``AttentionBackend``."""
