@@ -58,6 +58,7 @@ BATCHES = {"static": range(1, 9), "continuous": range(8, 1 << 20)}
 """Batch sizes of transformers' systems; cospec runs at all."""
 DRAFTED = 4  # tokens per draft
 COPY_BYTES = 2 << 30
+WARM_CALLS = 2  # of each system: a long run, and the first piece of work
 BASE = "cospec"  # the system of the ratios
 LEAST_CACHE = 64 << 20  # bytes
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -110,15 +111,15 @@ def figures(seconds: Mapping[str, Sequence[float]], piece: Work, short: int, bas
     """Return each system's figures; with ``short`` 0 each turn has only a long run.
 
     Args:
-        seconds: of the runs of each system, in the order of ``works``, without the warm-up.
+        seconds: of the runs of each system, in the order of ``works``, without the calls that warm up.
         piece: a long run.
         base: the system of the ratios.
     """
     stride = 2 if short else 1
     turns = {name: len(own) // stride for name, own in seconds.items()}
-    longs = {name: list(own[::stride])[: turns[name]] for name, own in seconds.items()}
+    longs = {name: list(own[stride - 1 :: stride]) for name, own in seconds.items()}
     steps = {
-        name: [1e3 * (own[2 * turn] - own[2 * turn + 1]) / (piece.tokens - short) for turn in range(turns[name])]
+        name: [1e3 * (own[2 * turn + 1] - own[2 * turn]) / (piece.tokens - short) for turn in range(turns[name])]
         if short
         else []
         for name, own in seconds.items()
@@ -149,9 +150,11 @@ def measure(
     timed = {name: Timed(call, clock) for name, call in systems.items() if clock.allows(name)}
     skipped = {name: {"skipped": f"{clock.left:.0f} s left"} for name in systems if name not in timed}
     if timed:
+        for own in timed.values():
+            own(pieces[-1])  # the longest run first, because a static cache that grows compiles again
         alternate(timed, pieces, 1)
-    counts = {name: own.seconds[1:] for name, own in timed.items()}
-    found = figures(counts, pieces[0], short, BASE if short else f"{BASE}-off")
+    counts = {name: own.seconds[WARM_CALLS:] for name, own in timed.items()}
+    found = figures(counts, pieces[-1], short, BASE if short else f"{BASE}-off")
     for name, own in timed.items():
         if own.seconds:
             found[name]["warm_up_s"] = own.seconds[0]
@@ -241,7 +244,7 @@ class ModelRun:
                 systems["continuous"] = continuous_call(model, batch, prompt, long)
             except Exception as error:
                 failed["continuous"] = {"error": one_line(error)}
-        pieces = works(self._shape, batch, self._options, (long, short))
+        pieces = works(self._shape, batch, self._options, (short, long))
         found = measure(systems, pieces, self._clock, f"{self._shape.name} batch {batch}", short)
         context = batch * (prompt + (long + short) / 2)  # mean tokens in the cache over the steps of the difference
         floor = 2e3 * (self._shape.weights_read + context * self._shape.cache_entries) / self._bytes_per_s

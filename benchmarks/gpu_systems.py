@@ -55,7 +55,7 @@ class Clock:
 class Timed:
     """A system whose calls are timed with a synchronized device; after an error it does nothing.
 
-    ``seconds`` has an entry per call; the first call warms up.
+    ``seconds`` has an entry per call.
     """
 
     def __init__(self, call: Call, clock: Clock) -> None:

@@ -208,8 +208,8 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
-        attention_backend: ``auto`` is ``triton`` on a GPU with Triton, ``native`` on a CPU if the kernels were built, else
-            ``sdpa``. On a CPU ``triton`` needs the extra ``triton`` and ``TRITON_INTERPRET=1``.
+        attention_backend: ``auto`` is ``triton`` on a GPU with Triton, ``native`` on a CPU if the kernels were built,
+            else ``sdpa``. On a CPU ``triton`` needs the extra ``triton`` and ``TRITON_INTERPRET=1``.
         native: ``off`` runs steps, acceptance methods, drafting and pools in Python. Kernels over rows of numbers stay:
             products and attention follow ``linear_backend`` and ``attention_backend``.
         pipeline_parallel_size: processes that share the target's layers. Each has a KV cache of its layers.

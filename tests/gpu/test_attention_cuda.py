@@ -41,7 +41,8 @@ both = pytest.mark.parametrize("backend", [SDPA, TritonAttention()], ids=lambda 
 
 def on_device(batch: InputBatch) -> InputBatch:
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: x.to(DEVICE) for name, x in values.items() if isinstance(x, Tensor)})
+    moved: dict[str, Any] = {name: x.to(DEVICE) for name, x in values.items() if isinstance(x, Tensor)}
+    return replace(batch, **moved)
 
 
 def attended(
@@ -56,9 +57,9 @@ def attended(
     keys, values = (encode(pages.clone(), kinds[1]).to(DEVICE) for pages in (case.k_pages, case.v_pages))
     if backend.by_head:
         keys, values = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (keys, values))
-    given = (x.to(DEVICE, kinds[0]) for x in (case.q, case.k, case.v))
+    q, k, v = (x.to(DEVICE, kinds[0]) for x in (case.q, case.k, case.v))
     attend = backend.prepare(on_device(case.batch))
-    return attend(*given, LayerBlocks(keys, values), AttentionShape(SCALE, **layer)).cpu().double()
+    return attend(q, k, v, LayerBlocks(keys, values), AttentionShape(SCALE, **layer)).cpu().double()
 
 
 @both
@@ -97,8 +98,8 @@ def test_a_row_of_a_draft_attends_as_a_decoding_step() -> None:
         pytest.skip(reason)
 
     def found(case: AttentionCase, batch: InputBatch) -> Tensor:
-        given = (x.to(DEVICE) for x in (case.q, case.k, case.v))
-        return backend.prepare(batch)(*given, pages, AttentionShape(SCALE))
+        q, k, v = (x.to(DEVICE) for x in (case.q, case.k, case.v))
+        return backend.prepare(batch)(q, k, v, pages, AttentionShape(SCALE))
 
     wanted = found(draft, on_device(draft.batch))[3:]
     slice = SequenceSlice("long", LONG.start + 3, (4,))

@@ -61,7 +61,8 @@ def rolling(model: ToyModel) -> ToyModel:
                 tokens[place].append(token)
                 end = slices[place].start + len(slices[place].tokens)
                 slices[place] = SequenceSlice(slices[place].id, end, (token,))
-        return RolloutOutput(tokens, q if any(own.temperature for own in params) else None, None, np.stack(rows))
+        logits = torch.from_numpy(np.stack(rows))
+        return RolloutOutput(tokens, q if any(own.temperature for own in params) else None, None, logits)
 
     override(model, rollout=rollout, has_rollout=True)
     return model

@@ -72,7 +72,7 @@ class MemberForward:
         ends = [(part.id, part.start + len(part.tokens)) for part in batch.slices]
         rows = [self._rows([(id, end + step) for id, end in ends]) for step in range(depth)]
         tokens = np.stack([each.argmax(1) for each in rows], axis=1)
-        return RolloutOutput(tokens.tolist(), None, None, np.stack(rows))
+        return RolloutOutput(tokens.tolist(), None, None, torch.from_numpy(np.stack(rows)))
 
     def _spend(self, batch: TokenBatch, passes: int) -> None:
         """Advance the clock by one call; passes after the first compute one token of each sequence."""

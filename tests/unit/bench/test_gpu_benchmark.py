@@ -11,7 +11,7 @@ TINY = SHAPES["tiny"]
 
 def test_a_step_is_the_difference_of_both_runs() -> None:
     piece = Work([[2], [3]], 8)
-    found = figures({"cospec": [1.0, 0.4, 1.2, 0.6], "static": [2.0, 0.8, 2.2, 1.0]}, piece, 2, "cospec")
+    found = figures({"cospec": [0.4, 1.0, 0.6, 1.2], "static": [0.8, 2.0, 1.0, 2.2]}, piece, 2, "cospec")
     assert found["cospec"]["step_ms"] == pytest.approx(100)
     assert found["cospec"]["tokens_per_s"] == pytest.approx(16 / 1.1)
     assert found["static"]["step_ms_samples"] == pytest.approx([200, 200])
