@@ -127,8 +127,8 @@ def save(model: Any, folder: Path) -> Path:
 
 
 def parent_folder(shape: Shape) -> Path:
-    """Return a folder in memory if both models of a shape fit twice, else the folder of temporary files."""
-    need = 4 * (shape.weights_read + shape.drafter.weights_read + 2 * shape.vocabulary * shape.hidden)
+    """Return a folder in memory if both models of a shape fill at most two thirds, else that of temporary files."""
+    need = 3 * (shape.weights_read + shape.drafter.weights_read + 2 * shape.vocabulary * shape.hidden)
     if MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free > need:
         return MEMORY_FOLDER
     return Path(tempfile.gettempdir())
