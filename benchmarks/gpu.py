@@ -13,7 +13,7 @@ One model also runs with a drafter, at temperature 1 and batch 1; ``benchmarks.g
 made. ``assisted`` is assisted generation of transformers, and ``plain`` its generation without a drafter. These
 figures include the prompt.
 
-The results are written after each model. A system that fails has its error in the results, and the others go on.
+The results are written after each batch size. A system that fails has its error in the results, and the others go on.
 Before each cell a system is skipped if fewer seconds are left than it needed in the cell before.
 ``HF_HUB_OFFLINE=1`` keeps transformers from looking for kernels on the network.
 """
@@ -21,6 +21,7 @@ Before each cell a system is skipped if fewer seconds are left than it needed in
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib.metadata
 import random
@@ -30,7 +31,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import alternate, write
-from benchmarks.gpu_models import SHAPES, Shape, fit_overlap, make_drafter, make_model, parent_folder, save
+from benchmarks.gpu_models import SHAPES, Shape, fit_overlap, make_drafter, make_model, save
 from benchmarks.gpu_systems import (
     Call,
     Clock,
@@ -61,6 +62,7 @@ COPY_BYTES = 2 << 30
 WARM_CALLS = 2  # of each system: a long run, and the first piece of work
 BASE = "cospec"  # the system of the ratios
 LEAST_CACHE = 64 << 20  # bytes
+OVERTIME = 60.0  # seconds after the end, for the call that runs then
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -150,8 +152,9 @@ def measure(
     timed = {name: Timed(call, clock) for name, call in systems.items() if clock.allows(name)}
     skipped = {name: {"skipped": f"{clock.left:.0f} s left"} for name in systems if name not in timed}
     if timed:
-        for own in timed.values():
+        for name, own in timed.items():
             own(pieces[-1])  # the longest run first, because a static cache that grows compiles again
+            print(label, name, "first run:", own.error or f"{own.seconds[0]:.1f} s", flush=True)
         alternate(timed, pieces, 1)
     counts = {name: own.seconds[WARM_CALLS:] for name, own in timed.items()}
     found = figures(counts, pieces[-1], short, BASE if short else f"{BASE}-off")
@@ -178,18 +181,21 @@ def told(row: Mapping[str, Any]) -> list[str]:
 
 
 class ModelRun:
-    """All measurements of one shape; ``result`` grows while they run."""
+    """All measurements of one shape; ``result`` grows while they run, and ``store`` is called when it has grown."""
 
-    def __init__(self, shape: Shape, options: argparse.Namespace, clock: Clock, bytes_per_s: float) -> None:
+    def __init__(
+        self, shape: Shape, options: argparse.Namespace, clock: Clock, bytes_per_s: float, store: Callable[[], None]
+    ) -> None:
         self._shape, self._options, self._clock, self._bytes_per_s = shape, options, clock, bytes_per_s
+        self._store = store
         self._llms: dict[str, LLM] = {}
         self._failed: dict[str, str] = {}
         self.result: dict[str, Any] = {"model": shape.name, "weight_bytes_per_step": 2 * shape.weights_read}
 
     def run(self) -> None:
-        """Make the weights, and measure speculation, then each batch size."""
-        parent, started = self._options.folder or parent_folder(self._shape), time.monotonic()
-        with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
+        """Make the weights, and measure each batch size, then speculation."""
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=self._options.folder) as folder, ExitStack() as stack:
             model = make_model(self._shape, self._options.device)
             drafter = None
             if self._options.speculate == self._shape.name:
@@ -204,13 +210,13 @@ class ModelRun:
                     self._open(stack, name, target, {"method": "off"}, attention_backend=backend)
             self.result["preparation_s"] = time.monotonic() - started
             print(f"{self._shape.name} is ready after {self.result['preparation_s']:.1f} s", flush=True)
-            if drafter is not None:
-                self.result["speculation"] = self._speculation(stack, model, drafter, Path(folder))
-            drafter = None
             self.result["cells"] = []
             for batch in self._options.batch:
                 self.result["cells"].append(self._cell(model, batch))
+                self._store()
             model.destroy_cached_continuous_batching_manager()
+            if drafter is not None:
+                self.result["speculation"] = self._speculation(stack, model, drafter, Path(folder))
         self._clock.needed("model", self.result["preparation_s"], self._shape.weights_read)
 
     def _open(self, stack: ExitStack, name: str, folder: Path, speculative: Mapping[str, Any], **options: Any) -> None:
@@ -329,7 +335,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=128, help="at least 4")
     parser.add_argument("--seconds", type=float, default=280.0, help="for the whole run")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--folder", type=Path, help="of the temporary weights; default: in memory if they fit")
+    parser.add_argument("--folder", type=Path, help="of the temporary weights")
     parser.add_argument("--output", type=Path, help="of the results; default: benchmarks/results/gpu/DEVICE.json")
     options = parser.parse_args()
     options.speculate = options.speculate or max(options.models, key=lambda name: SHAPES[name].weights_read)
@@ -337,21 +343,26 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, store after each model."""
+    """Measure, print, store."""
     options = parse()
+    faulthandler.dump_traceback_later(options.seconds + OVERTIME, exit=True)  # shows a call that does not return
     clock, facts, rate = Clock(options.seconds), device_facts(options.device), copy_bandwidth(options.device)
     print(f"{facts['name']}: {rate / 1e9:.0f} GB/s", flush=True)
     slug = re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-")
     name = f"gpu/{slug}" if options.output is None else str(options.output.resolve().with_suffix(""))
     settings = {key: value for key, value in vars(options).items() if key not in {"folder", "output"}}
     models: list[dict[str, Any]] = []
+
+    def store() -> None:
+        write(name, {"device": facts, "bytes_per_s": rate, "options": settings, "models": models})
+
     for each in options.models:
         free()
         if not clock.allows("model", SHAPES[each].weights_read):
             print(f"{each} skipped: {clock.left:.0f} s left")
             models.append({"model": each, "skipped": f"{clock.left:.0f} s left"})
             continue
-        run = ModelRun(SHAPES[each], options, clock, rate)
+        run = ModelRun(SHAPES[each], options, clock, rate, store)
         models.append(run.result)
         try:
             run.run()
@@ -359,8 +370,7 @@ def main() -> None:
             run.result["error"] = one_line(error)
             print(each, "error:", run.result["error"], flush=True)
         del run
-        stored = {"device": facts, "bytes_per_s": rate, "options": settings, "models": models}
-        print("written to", write(name, stored), flush=True)
+        store()
 
 
 if __name__ == "__main__":

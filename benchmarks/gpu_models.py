@@ -7,8 +7,6 @@ share of the drafts is accepted, as with trained models.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ OVERLAP = 0.75  # sum over tokens of the smaller probability of target and draft
 TRIES = 6  # forwards of the bisection
 PROBES = (2, 32)  # sequences and tokens of a forward of the bisection
 POSITIONS = 4096  # the longest sequence
-MEMORY_FOLDER = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +121,3 @@ def save(model: Any, folder: Path) -> Path:
         model.save_pretrained(folder)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0", eos_token=END).save_pretrained(folder)
     return folder
-
-
-def parent_folder(shape: Shape) -> Path:
-    """Return a folder in memory if both models of a shape fill at most two thirds, else that of temporary files."""
-    need = 3 * (shape.weights_read + shape.drafter.weights_read + 2 * shape.vocabulary * shape.hidden)
-    if MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free > need:
-        return MEMORY_FOLDER
-    return Path(tempfile.gettempdir())

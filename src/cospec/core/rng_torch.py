@@ -6,10 +6,11 @@ Signed integers hold the bits of unsigned words, because tensors have no full un
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+from cospec import triton_support
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -69,7 +70,7 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
         weights: ``[R, V]``, float64.
         seeds, kinds, positions, bases: ``[R]``, of each row's stream; the base of a target stream is 0.
     """
-    if weights.is_cuda and _has_triton():
+    if weights.is_cuda and _races_by_triton(weights.device):
         from cospec.core.rng_triton import triton_race  # other devices need no Triton
 
         return triton_race(weights, seeds, kinds, positions, bases)
@@ -83,8 +84,8 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _races_by_triton(device: torch.device) -> bool:
+    return not triton_support.why_not(device)
 
 
 def first_largest(rows: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def triton_race(weights: Tensor, seeds: Tensor, kinds: Tensor, positions: Tensor
     if rows:
         found = scores, places, contents
         race_kernel[(rows, parts)](weights.contiguous(), streams, *found, size, **OPTIONS)
-        merge_kernel[(rows,)](*found, winners, parts, WIDTH=1 << (parts - 1).bit_length(), **OPTIONS)
+        merge_kernel[(rows,)](*found, winners, parts, WIDTH=triton.next_power_of_2(parts), **OPTIONS)
     return winners
 
 

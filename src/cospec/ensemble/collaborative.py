@@ -241,7 +241,7 @@ class Collaborative:
         slices: Mapping[str, SequenceSlice],
         depths: Mapping[str, int],
     ) -> set[str]:
-        """Feed slices and let the model's native loop draft, one call per depth; returns the ids that were drafted."""
+        """Feed slices and let the model draft in rollouts, one per depth; returns the ids that were drafted."""
         members, done = self.members, set[str]()
         proposer = Proposer(model, members.names[model])
         runs_rollouts = members.rollouts and members.models[model].has_rollout

@@ -47,13 +47,13 @@ def draw_proposals(
 
 
 def supports_rollout(sequence: RequestState) -> bool:
-    """Return whether the model's native loop can draw for this request: only temperature changes the logits."""
+    """Return whether a rollout can draw for this request: only temperature changes the logits."""
     params = sequence.request.sampling
     return not params.edits_logits and (params.greedy or not params.truncates)
 
 
 def rollout_params(sequence: RequestState, chain: ProposalChain, stream_kind: StreamKind, depth: int) -> RolloutParams:
-    """Return parameters for a native loop that draws the tokens of ``draw_proposals``, and returns its logits."""
+    """Return parameters for a rollout that draws the tokens of ``draw_proposals``, and returns its logits."""
     params = sequence.request.sampling
     return RolloutParams(
         0.0 if params.greedy else params.temperature, _stream(sequence, chain, stream_kind), depth, logits=True
@@ -63,7 +63,7 @@ def rollout_params(sequence: RequestState, chain: ProposalChain, stream_kind: St
 def read_rollout(
     proposer: Proposer, rollout: RolloutOutput, place: int, chain: tuple[RequestState, StreamKind]
 ) -> tuple[list[Proposal], Tensor]:
-    """Return the proposals of a native loop for the sequence at ``place``, and their logits.
+    """Return the proposals of a rollout for the sequence at ``place``, and their logits.
 
     Both end where the logits are not numbers.
     """

@@ -105,6 +105,8 @@ class DraftDispatcher:
         except (DrafterLost, TimeoutError):
             if seconds is not None and not future.done():
                 return
+            if not self.lost:
+                log.warning("the drafter gave no answer; sequences go on without its drafts")
             self.lost += 1
         self._jobs.popleft()
         self.buffer.deliver(requests, drafts)

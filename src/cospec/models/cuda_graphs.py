@@ -8,6 +8,7 @@ computation and writes, so they need no pages, and their logits are dropped. All
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ MIN_ENTRIES = 256
 # cache differs by about 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.2}
 
+_CAPTURE = threading.Lock()  # torch captures one graph at a time
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +119,9 @@ class StaticBatch:
         arrays["logit_rows"][len(wanted) :] = 0
         self._columns.send()
         if not batch.host_ids:
-            torch.index_select(batch.ids, 0, torch.from_numpy(rows).to(batch.ids.device), out=self.batch.ids)
+            torch.index_select(
+                batch.ids, 0, torch.from_numpy(rows).to(batch.ids.device, non_blocking=True), out=self.batch.ids
+            )
 
 
 def sources(spans: Sequence[SequenceSpan], shape: GraphShape) -> NDArray[np.int64]:
@@ -140,20 +144,29 @@ def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[Lay
 
 
 class CudaRecorder:
-    """Captures steps as CUDA graphs with one shared memory pool."""
+    """Captures the steps of one model as CUDA graphs with one shared memory pool.
+
+    The captures have a stream of their own. Work memory of cuBLAS belongs to a stream, and a captured product keeps
+    its address. So graphs that were captured on one stream must not run at the same time, and two models do.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None  # torch has no public name for the type
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Step) -> Step:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with _CAPTURE:
+            return self._capture(step)
+
+    def _capture(self, step: Step) -> Step:
+        stream = self._stream = self._stream or torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             step()  # libraries initialise themselves at their first call, which cannot be captured
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device during the capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             result = step()
         self._pool = graph.pool()
 
@@ -191,6 +204,8 @@ class GraphRunner:
         if bucket is None:
             return self._stepper.logits(batch, layers)
         if bucket not in self._recorded:
+            if not len(batch.logit_rows):  # nothing to compare with
+                return self._stepper.logits(batch, layers)
             return self._first(bucket, batch, layers)
         static, replay = self._recorded[bucket]
         static.fill(batch)

@@ -178,6 +178,8 @@ class TorchRunner:
             )
             for layer, own in zip(weights.layers, dense, strict=True)
         )
+        # The joined gates are copies, so the weights of the feed-forwards can go.
+        weights = self._weights = replace(weights, layers=tuple(replace(each, dense=None) for each in weights.layers))
         self._head = self._decoded(weights.head)
         table = weights.table
         self._embedding = weights.embedding if table is None else table.decode(weights.embedding.dtype)

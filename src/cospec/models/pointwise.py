@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cospec import triton_support
+
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines ``[T, R / 2]``, float32, of the first ``R`` numbers of a head."""
 
@@ -64,9 +66,7 @@ class TorchPointwise:
 
 def pointwise_on(device: torch.device) -> Pointwise:
     """Return the fastest implementation for a device."""
-    from cospec.models.attention.triton_paged import TritonAttention
-
-    if device.type == "cuda" and not TritonAttention().why_not(device, (), 1):
+    if device.type == "cuda" and not triton_support.why_not(device):
         from cospec.models.triton_pointwise import TritonPointwise
 
         return TritonPointwise()

@@ -37,10 +37,11 @@ class TorchRollout:
         """See ``Model.rollout``."""
         depth = params[0].depth
         check(batch, self._vocab_size, self._max_len - (depth - 1))
+        choice = _Choice(params, self._cache.device)  # its copies to the device would wait for a forward
         logits = self._score(self._cache.pack(batch, ahead=depth - 1))
         ends = np.cumsum([len(part.tokens) - part.logits_from for part in batch.slices])
-        rows = logits if len(logits) == len(ends) else logits[torch.from_numpy(ends - 1).to(logits.device)]
-        choice = _Choice(params, logits.device)
+        whole = len(logits) == len(ends)
+        rows = logits if whole else logits[torch.from_numpy(ends - 1).to(logits.device, non_blocking=True)]
         for step in range(depth):
             tokens = choice.add(rows)
             if step + 1 < depth:
@@ -64,6 +65,7 @@ class _Choice:
         self._streams = torch.tensor([[signed(word) for word in row] for row in words], device=device).T
         temperatures = [own.temperature or 1.0 for own in params]
         self._temperatures = torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None]
+        self._depths = torch.tensor([own.depth for own in params], device=device)
         self._greedy = torch.tensor([own.temperature == 0.0 for own in params], device=device)
         self._tokens: list[Tensor] = []
         self._logits: list[Tensor] = []
@@ -71,7 +73,7 @@ class _Choice:
         self._confidence: list[Tensor] = []
 
     def add(self, rows: Tensor) -> Tensor:
-        """Choose a token for each row of logits ``[S, V]``; -1 for a row that is not finite."""
+        """Choose a token for each row of logits ``[S, V]``; -1 for a row that is not finite, and after the depth."""
         tokens = torch.where(rows.amax(-1).isfinite(), first_largest(rows), -1)
         if self._draws or self._confident:
             q = torch.softmax(rows.double() / self._temperatures, -1)
@@ -84,6 +86,7 @@ class _Choice:
             self._confidence.append(q.amax(-1))
         if any(own.logits for own in self._params):
             self._logits.append(rows)
+        tokens = torch.where(self._depths > len(self._tokens), tokens, -1)
         self._tokens.append(tokens)
         return tokens
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from cospec.models.pointwise import Rotation
 from cospec.models.triton_pointwise_kernels import gate_kernel, heads_kernel, norm_kernel
@@ -36,7 +37,7 @@ class TritonPointwise:
         rotated = 0 if rotation is None else 2 * cos.shape[-1]
         heads_kernel[(tokens, count)](
             x, out if norm is None else norm, cos, sin, out, x.stride(0), count, rotated, eps, DIM=dim,
-            WIDTH=_power_of_two(dim), NORM=norm is not None, ROTATE=rotated > 0, num_warps=1, **AS_WRITTEN,
+            WIDTH=next_power_of_2(dim), NORM=norm is not None, ROTATE=rotated > 0, num_warps=1, **AS_WRITTEN,
         )  # fmt: skip
         return out
 
@@ -54,13 +55,9 @@ def _norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple
     """Return the sum, and the normalised sum; without a branch the sum is ``x``."""
     size, out = x.shape[-1], torch.empty_like(x)
     added = x if branch is None else torch.empty_like(x)
-    width = _power_of_two(size)
+    width = next_power_of_2(size)
     norm_kernel[(x.numel() // size,)](
         x, x if branch is None else branch, weight, added, out, size, eps, ADD=branch is not None, WIDTH=width,
         num_warps=min(16, max(1, width // WARP_NUMBERS)), **AS_WRITTEN,
     )  # fmt: skip
     return added, out
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()

@@ -1,6 +1,6 @@
 """The Triton kernels of the exponential race find the winners that the torch code finds.
 
-On a CPU the kernels run in Triton's interpreter. ``tests/gpu/test_race_cuda.py`` runs them on a GPU.
+On a CPU the kernels run in Triton's interpreter. ``tests/gpu/test_rng_cuda.py`` runs them on a GPU.
 """
 
 from __future__ import annotations

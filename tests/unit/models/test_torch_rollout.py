@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,13 @@ def test_a_rollout_is_stepping(kind: StreamKind, depth: int, captured: bool) -> 
                 torch.testing.assert_close(found.q[number, step], q[0], atol=1e-4, rtol=0.0)
             start = slices[number].start + len(slices[number].tokens)
             slices[number] = SequenceSlice(slices[number].id, start, (token,))
+
+
+def test_chains_of_different_lengths_roll_together() -> None:
+    alone = rolled(False, params_of(StreamKind.TARGET, 5)).tokens
+    params = [replace(own, depth=depth) for own, depth in zip(params_of(StreamKind.TARGET, 5), (5, 1, 3), strict=True)]
+    found = rolled(False, params).tokens
+    assert found == [alone[0], [*alone[1][:1], *[-1] * 4], [*alone[2][:3], *[-1] * 2]]
 
 
 def test_hits_count_the_known_tokens_that_were_likeliest() -> None:

@@ -73,7 +73,9 @@ class AttentionBackend(ABC):
 
 
 def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> AttentionBackend:
-    """Return the back end ``name`` for a model on ``device``; ``auto`` is the first available one of the table.
+    """Return the back end ``name`` for a model on ``device``.
+
+    ``auto`` is the first usable back end of the table that is ``automatic`` on the device.
 
     Raises:
         InvalidInput: the back end is unknown, or does not run on this machine.

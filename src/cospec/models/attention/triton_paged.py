@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cospec import triton_support
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import LayerBlocks, LayerShape
 
 SMALLEST_TILE = 16  # rows times heads of a matrix product on a GPU
+HEAD_BYTES = 608  # shared memory per number of a head in float32, as Triton compiles the kernels for a GPU
 MAX_STATES = 1 << 24  # float32 numbers of the states of one launch, 64 MiB
 
 
@@ -37,11 +37,11 @@ class TritonAttention(AttentionBackend):
 
     def why_not(self, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
         """See ``AttentionBackend``."""
-        if find_spec("triton") is None:
-            return "Triton is not installed (the extra `triton`)"
-        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            return "Triton runs on a CPU only with TRITON_INTERPRET=1, in the interpreter"
-        return "" if device.type in ("cpu", "cuda") else f"Triton kernels do not run on {device.type}"
+        if (reason := triton_support.why_not(device)) or device.type == "cpu":
+            return reason
+        need = HEAD_BYTES * max((_power_of_two(shape.dim) for shape in shapes), default=0)
+        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        return f"a head needs {need} bytes of shared memory, and the GPU has {limit}" if need > limit else ""
 
 
 class _Paged:
