@@ -40,7 +40,8 @@ class TritonAttention(AttentionBackend):
         if (reason := triton_support.why_not(device)) or device.type == "cpu":
             return reason
         need = HEAD_BYTES * max((_power_of_two(shape.dim) for shape in shapes), default=0)
-        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        properties: Any = torch.cuda.get_device_properties(device)  # AMD's have no such limit
+        limit = getattr(properties, "shared_memory_per_block_optin", need)
         return f"a head needs {need} bytes of shared memory, and the GPU has {limit}" if need > limit else ""
 
 
