@@ -49,8 +49,9 @@ def online(results: Results) -> Section:
             NOT_SIMULATED,
             WHOLE_DRAFTS,
             f"Links take 0 ms, and at most {SEQUENCES} requests are in the engine. {inputs()} The paper's online tests "
-            "take 2 hours (6.1) or 240 minutes (6.3), ours 600 requests. In brackets are the target's mean batch, the "
-            "drafted tokens of a request and the acceptance length.",
+            "take 2 hours (6.1) or 240 minutes (6.3), ours 600 requests. The paper's latency is time per token from "
+            "the start of inference (6.1), ours that of a request from its arrival. In brackets are the target's mean "
+            "batch, the drafted tokens of a request and the acceptance length.",
             *(results.sentence(source, partial(arrivals, mode=mode)) for mode, source in MODES.items()),
             f"Pipelining halves batches. {results.sentence(PARTS, pipelined)}",
             slowest(results),

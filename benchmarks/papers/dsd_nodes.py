@@ -86,6 +86,7 @@ def assumed() -> str:
     return (
         f"Assumed: t₀ is {1e3 * t0:.0f} ms, a pass over {WINDOW + 1} tokens takes {window:.2f} t₀, a draft token "
         f"{step:.2f} t₀, and a draft token is right with probability {ALPHA:g}, which gives the paper's {KEPT:.2f}. "
+        "The paper does not say whether its length counts the target's token; read here as counting this token. "
         "These fix the corrected and the drawn figures and the chosen lengths."
     )
 
