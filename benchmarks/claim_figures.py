@@ -14,7 +14,7 @@ from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
-from benchmarks.papers.pools import Pool, age
+from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
 from cospec.simulation.scenario import Scenario
@@ -224,7 +224,6 @@ def notes() -> Sequence[str]:
     pairs = [zip(row["alpha"], row["gammas"], strict=True) for row in rows]
     alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
     return (
-        "Pools on shared cores ran before their rewrite." if age(stored("pool")) else "",
         # Minions' figure 10: (1 + increase of the part over the default) / (1 + increase of the parts above).
         "Minions' figure 10, read as over the default, has 1.04–1.32× (slope) and 1.24–1.33× (pipeline).",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "

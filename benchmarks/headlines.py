@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import ROOT
-from benchmarks.papers.pools import REWRITTEN, age
 
 Found = Mapping[str, Any]
 SYSTEMS = ("generate", "assisted", "batching", "off", "draft-4", "ngram-4", "auto")
@@ -62,10 +61,9 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             yield what, figure, "python -m benchmarks.load", "load"
     pools = stored("pool")
     trees = [row for row in pools["same_nodes"] if row["workload"] == "mixed"]
-    before = f", pools before they were rewritten on {REWRITTEN}" if age(pools) else ""
     for combiner in dict.fromkeys(row["combiner"] for row in trees):
         figure = _by_temperature([row for row in trees if row["combiner"] == combiner], "best tree")
-        what = f"acceptance length of pool `{combiner}` over the best drafter's tree{before}"
+        what = f"acceptance length of pool `{combiner}` over the best drafter's tree"
         yield what, figure, "python -m benchmarks.pool", "pool"
     blended = [row for row in stored("collaborative")["settings"]["weighted-two"] if row["domain"] == "all"]
     for size in dict.fromkeys(row["batch"] for row in blended):

@@ -21,7 +21,6 @@ from benchmarks.claims import claims
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, stored, summary
 from benchmarks.papers.collaborations import busy_runs
-from benchmarks.papers.pools import age
 from benchmarks.tables import COMMANDS, block
 
 REPORT = ROOT / "benchmarks" / "report"
@@ -152,7 +151,6 @@ REPORTS = {
         "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
         "call* is tokens per forward of the target; *verified* is the target's tokens per committed token.",
         (("Drafters alone and together", "pool"),),
-        lambda: age(stored("pool")),
     ),
     "heads": Report(
         "Medusa heads",

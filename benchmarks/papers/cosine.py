@@ -13,7 +13,7 @@ from benchmarks.papers.cosine_stages import STAGES, stages
 from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import DOMAINS, POOL, Pool, age
+from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.smartspec_figures import PROFILE
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -154,8 +154,7 @@ def ablation(results: Results) -> Section:
     return Section(
         "Ablation and second figure 6: on two shared cores",
         tuple(rows),
-        f"{results.sentence(POOL, age)} Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch "
-        f"8. The drafters are models, "
+        "Changes are against `fuse` with routing `hedge`, mixed domains, greedy, batch 8. The drafters are models, "
         "without prompt lookup, and fuse token by token. No routing asks all drafters. No fusion merges the drafts as "
         "trees; on nodes, above, no fusion is one drafter per request. The paper's first part is the whole cooperative "
         "generation, which is more than routing.",
@@ -221,7 +220,7 @@ def sizes(found: Found) -> str:
     options = found["options"]
     return (
         f"{options['prompts']} prompts of each workload, {options['tokens']} tokens, {options['repeats']} repeats. "
-        f"Ratios of throughput are of medians and have no intervals. {age(found)}"
+        f"Ratios of throughput are of medians and have no intervals."
     )
 
 

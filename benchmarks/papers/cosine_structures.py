@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.papers.common import Section
 from benchmarks.papers.confidences import CONFIDENCES, LENGTHS, share
-from benchmarks.papers.pools import DOMAINS, POOL, Pool, age
+from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.smartspec_rates import MEASURED, fixed
 from benchmarks.papers.sources import Found, Results
 
@@ -41,8 +41,7 @@ def structures(results: Results) -> Section:
         "Figure 2(b): speedup by structure of drafts and number of drafters",
         tuple(rows),
         "Speedups of chains are those of SmartSpec's figure 11; *k* is the length. Trees run at batch 8, and all "
-        "drafters include prompt lookup. "
-        f"{results.sentence(POOL, age)} Trees lose by slower steps. "
+        "drafters include prompt lookup. Trees lose by slower steps. "
         f"{results.sentence(POOL, steps)}",
     )
 

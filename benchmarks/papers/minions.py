@@ -10,7 +10,7 @@ from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.confidences import by_length
 from benchmarks.papers.minions_systems import VOTE, servers, specinfer
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool, age
+from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -133,10 +133,10 @@ def breakdown(results: Results) -> Section:
         f"latter, the selector has {over_parts('selector')} over the parts above, the pipeline "
         f"{over_parts('pipeline')}, computed. The paper votes over three models. Our vote is over four models and "
         "prompt lookup; all five draft for every request. "
-        f"{results.sentence(POOL, age)}The simulated pipelines have 32 requests in the engine, the systems in turn 16. "
-        "*Overlap* is the busy time of drafter and "
-        "target together over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference. "
-        "*Thread*, *process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order. "
+        "The simulated pipelines have 32 requests in the engine, the systems in turn 16. *Overlap* is the busy time of "
+        "drafter and target together over the elapsed time; above 1 both work at once. Sequential +0.0% is the "
+        "reference. *Thread*, *process* and *a core each* say where the drafter runs; with *auto* the engine chooses "
+        "the order. "
         f"{results.sentence(PIPELINE, placed)}"
     )
     return Section("Figure 10: what each part brings to throughput", rows, text)
@@ -191,7 +191,7 @@ def voting(results: Results) -> Section:
         tuple(rows),
         "Drafts have four tokens, decoding is greedy, at batch 8. Four models and prompt lookup vote. The paper has "
         "batch 16 and acceptance rates, which are accepted over drafted tokens. Ours are acceptance lengths, which "
-        f"count the target's token too, and rates: (length - 1) / 4. {results.sentence(POOL, age)}",
+        "count the target's token too, and rates: (length - 1) / 4.",
     )
 
 
@@ -260,8 +260,7 @@ def overhead(results: Results) -> Section:
         "Figure 14: overhead",
         tuple(rows),
         "The paper's share is of the whole inference time. Ours are at batch 8. Voting is a share of real steps, which "
-        "are short. Decisions are shares of simulated steps, with times similar to the package's models. "
-        f"{results.sentence(POOL, age)}",
+        "are short. Decisions are shares of simulated steps, with times similar to the package's models.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.papers.common import Row, Section
 from benchmarks.papers.not_run import not_run
-from benchmarks.papers.pools import POOL, Pool, age
+from benchmarks.papers.pools import POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -96,6 +96,5 @@ def specinfer(results: Results) -> Section:
         tuple(rows),
         "SpecInfer stands for trees of all drafters in turn with verification. The implementation that the paper "
         "measured was not run here. Measured pools have four models and prompt lookup. The simulation is that of "
-        "CoSine's figure 7: its vote is pipelined, with routing `hedge` and lengths by goodput, which Minions has not. "
-        f"{results.sentence(POOL, age)}",
+        "CoSine's figure 7: its vote is pipelined, with routing `hedge` and lengths by goodput, which Minions has not.",
     )

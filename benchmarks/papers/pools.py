@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from benchmarks.papers.sources import Found, Source
 
 POOL = Source("pool", "python -m benchmarks.pool")
-REWRITTEN = "2026-11-23"  # pools got one implementation of routing, voting and feedback, in the multi-step call
 DOMAINS, MIXED = ("code", "math", "prose"), "mixed"
-
-
-def age(found: Found) -> str:
-    """A sentence on figures that are older than the pool; empty where they are not."""
-    date = found["machine"]["date"][:10]
-    if date >= REWRITTEN:
-        return ""
-    return f"Figures of `benchmarks.pool` of {date} are of the pool before it was rewritten on {REWRITTEN}."
 
 
 @dataclass(frozen=True, slots=True)
