@@ -166,11 +166,11 @@ def measure(
         clock.needed(name, sum(own.seconds))
     found |= skipped
     for name, row in found.items():
-        print(label, name, *told(row), flush=True)
+        print(label, name, *line_of(row), flush=True)
     return found
 
 
-def told(row: Mapping[str, Any]) -> list[str]:
+def line_of(row: Mapping[str, Any]) -> list[str]:
     """Return the parts of the printed line of a system."""
     parts = [f"{row['step_ms']:.3f} ms/step"] if "step_ms" in row else []
     parts += [f"{row['tokens_per_s']:.0f} tokens/s"] if "tokens_per_s" in row else []

@@ -7,7 +7,7 @@ share of the drafts is accepted, as with trained models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
+from benchmarks.gguf_files import MODELS, Model
 from benchmarks.peers import END
 from cospec.models.hf_logging import hf_logging_off
 
@@ -26,19 +27,11 @@ POSITIONS = 4096  # the longest sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Model):
     """A shape of Qwen3; ``tied`` means that the output layer is the embedding."""
 
-    name: str
-    hidden: int
-    layers: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     tied: bool
-    vocabulary: int = 151936
-    draft_layers: int = 4
+    draft_layers: int
 
     @property
     def weights_read(self) -> int:
@@ -69,10 +62,10 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, True),
-        Shape("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, True),
-        Shape("Qwen3-8B", 4096, 36, 12288, 32, 8, 128, False),
-        Shape("tiny", 64, 2, 128, 4, 2, 16, True, 600, 1),
+        Shape("Qwen3-0.6B", "qwen3", 1024, 28, 3072, 16, 8, 151936, 128, True, 4),
+        Shape(**asdict(MODELS["Qwen3-1.7B"]), tied=True, draft_layers=4),
+        Shape("Qwen3-8B", "qwen3", 4096, 36, 12288, 32, 8, 151936, 128, False, 4),
+        Shape("tiny", "qwen3", 64, 2, 128, 4, 2, 600, 16, True, 1),
     )
 }
 

@@ -1,8 +1,8 @@
 """Has the system give the memory of KV caches while the engine has no request.
 
 The system gives memory at the first access and clears each page before. Without this module a prompt waits for every
-page that it writes first. Clearing pages beside requests would slow down their forwards, so the thread waits until the
-requests have ended. The caches of the engine's own process are populated; caches of drafter processes and of stages
+page that it writes first. Clearing pages while requests run would slow down their forwards, so the thread waits until
+the requests have ended. The caches of the engine's own process are populated; caches of drafter processes and of stages
 are not.
 """
 

@@ -99,9 +99,7 @@ class StaticBatch:
         arrays["row_segment"][:] = np.arange(count) // shape.rows
         arrays["starts"][:] = np.arange(0, count + 1, shape.rows)
         arrays["tables"].fill(0)
-        self.batch = InputBatch(
-            **self._columns.tensors, page_size=page_size, spans=(), columns=self._columns, host_ids=True
-        )
+        self.batch = InputBatch(**self._columns.tensors, page_size=page_size, spans=(), columns=self._columns)
 
     def fill(self, batch: InputBatch) -> None:
         """Copy ``batch``. The first ``R`` logits of the step are those of ``batch``.

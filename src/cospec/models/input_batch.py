@@ -63,7 +63,6 @@ class InputBatch:
         page_size: cache entries per page.
         spans: ``[S]``, the same data on the host.
         columns: the memory of all tensors, on the host too.
-        host_ids: whether the host knows ``ids``.
     """
 
     ids: Tensor
@@ -78,11 +77,15 @@ class InputBatch:
     page_size: int
     spans: tuple[SequenceSpan, ...]
     columns: Columns
-    host_ids: bool
+
+    @property
+    def host_ids(self) -> bool:
+        """Whether the host knows ``ids``."""
+        return self.ids is self.columns.tensors["ids"]
 
     def with_ids(self, ids: Tensor) -> InputBatch:
         """Return the batch with other ids, int64 ``[T]``, which only the device knows."""
-        return replace(self, ids=ids, host_ids=False)
+        return replace(self, ids=ids)
 
 
 class Columns:
@@ -190,7 +193,7 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
     for number, span in enumerate(spans):
         arrays["tables"][number, : len(span.pages)] = span.pages
     columns.send()
-    return InputBatch(**columns.tensors, page_size=page_size, spans=tuple(spans), columns=columns, host_ids=True)
+    return InputBatch(**columns.tensors, page_size=page_size, spans=tuple(spans), columns=columns)
 
 
 def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:

@@ -156,7 +156,9 @@ def test_a_drafter_that_raises_over_commits_begins_anew(
 
 @pytest.mark.parametrize("error", [DrafterLost("The drafter ended."), TimeoutError()], ids=type)
 @pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
-def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(execution_mode: str, error: Exception) -> None:
+def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(
+    execution_mode: str, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     errors: list[Exception] = [ZeroDivisionError(), error]
 
     class Losing(Recording):
@@ -170,6 +172,7 @@ def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(execution_mo
     made = under(toy_engine(ToyModel(4), Losing(), k=2), execution_mode, "worker")
     assert tokens_of(run_all(made, requests)) == wanted
     assert not errors
+    assert caplog.text.count("the drafter gave no answer") == 1
 
 
 class Ticking:

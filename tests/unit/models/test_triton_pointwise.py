@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 from cospec.models.attention.triton_paged import TritonAttention
 from cospec.models.pointwise import Pointwise, TorchPointwise, pointwise_on
+from harness.triton_compiler import compile_for_gpu
 
 EPS = 1e-6
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -88,24 +85,16 @@ def test_a_cpu_computes_in_torch() -> None:
 
 
 COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
 from cospec.models.triton_pointwise_kernels import gate_kernel, heads_kernel, norm_kernel
 
 POINTERS = dict.fromkeys(("x", "branch", "added", "out", "gate_up"), "bf16")
 POINTERS |= dict.fromkeys(("weight", "norm", "cos", "sin"), "fp32")
 SIZES = {"ADD": True, "WIDTH": 128, "DIM": 80, "NORM": True, "ROTATE": True, "SILU": False, "BLOCK": 1024}
 for kernel in (gate_kernel, heads_kernel, norm_kernel):
-    sizes = {name: SIZES[name] for name in kernel.arg_names if name in SIZES}
-    types = {name: "*" + POINTERS[name] if name in POINTERS else "i32" for name in kernel.arg_names}
-    types |= {"eps": "fp32"} if "eps" in types else {}
-    source = triton.compiler.ASTSource(kernel, types | dict.fromkeys(sizes, "constexpr"), sizes)
-    assert "ld.global" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert "ld.global" in compiled(kernel, POINTERS, SIZES, {"eps": "fp32"})
 """
 
 
 @needs_triton
 def test_the_kernels_compile_for_a_gpu() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compile_for_gpu(COMPILE)

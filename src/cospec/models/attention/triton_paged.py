@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,8 +41,10 @@ class TritonAttention(AttentionBackend):
         if (reason := triton_support.why_not(device)) or device.type == "cpu":
             return reason
         need = HEAD_BYTES * max((_power_of_two(shape.dim) for shape in shapes), default=0)
-        properties: Any = torch.cuda.get_device_properties(device)  # AMD's have no such limit
-        limit = getattr(properties, "shared_memory_per_block_optin", need)
+        if torch.version.hip is not None:  # AMD's GPUs do not name their limit
+            return ""
+        properties: Any = torch.cuda.get_device_properties(device)
+        limit = properties.shared_memory_per_block_optin
         return f"a head needs {need} bytes of shared memory, and the GPU has {limit}" if need > limit else ""
 
 
@@ -94,9 +97,7 @@ class _Paged:
         """Write the batch's keys and values to the pages."""
         batch, (rows, count, dim) = self._batch, keys.shape
         if pages.keys.dtype is torch.int8:  # encoded by torch
-            at = batch.write_at.long()
-            page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
-            pages.write(page, at % batch.page_size, keys, values)
+            pages.write(*self._places, keys, values)
             return
         keys, values = (x.to(pages.keys.dtype) for x in (keys, values))
         keys, values = (x if x.stride()[1:] == (dim, 1) else x.contiguous() for x in (keys, values))
@@ -105,6 +106,12 @@ class _Paged:
             values.stride(0), batch.tables.stride(0), batch.page_size, *pages.keys.stride()[:3], DIM=dim,
             WIDTH=_power_of_two(dim), num_warps=1,
         )  # fmt: skip
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """The page and the slot of each row, int64 ``[T]``."""
+        batch, at = self._batch, self._batch.write_at.long()
+        return batch.tables[batch.row_segment.long(), at // batch.page_size].long(), at % batch.page_size
 
     def _tiles_of(self, most: int) -> Tensor:
         """Return the tiles of at most so many rows, int32 ``[tiles, 2]``: first row and number of rows."""
