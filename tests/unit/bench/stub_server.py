@@ -99,8 +99,9 @@ class StubServer:
             if self._die_after is not None and self._finished >= self._die_after and number > 0:
                 self._die()
                 raise ConnectionResetError
-            _event(writer, {"choices": [{"index": 0, "text": text, "finish_reason": None}], "usage": None})
+            # Stamped before the write: after it, the client may read before this thread runs again.
             stamps.sent.append(time.perf_counter())
+            _event(writer, {"choices": [{"index": 0, "text": text, "finish_reason": None}], "usage": None})
             await writer.drain()
         tokens = sum(len(text) for _, text in self._scripts[prompt])
         _event(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})

@@ -48,7 +48,7 @@ def test_frames_of_both_directions_arrive_late_and_in_order(config: LinkConfig) 
         back = [node.recv(), time.monotonic() - started]
         assert [back[0], *(node.recv() for _ in FRAMES[1:])] == FRAMES
         link.end()
-    assert config.delay <= there < config.delay + 1 and config.delay <= back[1] < config.delay + 1
+    assert config.delay <= there < config.delay + 10 and config.delay <= back[1] < config.delay + 10
 
 
 def test_the_last_frames_of_a_node_still_arrive() -> None:
