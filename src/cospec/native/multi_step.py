@@ -13,8 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from operator import add
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,15 +58,14 @@ _TASK = structs.packer(structs.MultiStepTask)
 _HEADER = 4  # words of an output row before its tokens or nodes
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """One request of a call.
 
     Attributes:
         draft: the draft that the library gets; None where there is none, or where the library drafts.
         drafter: drafts in the library; None: no drafter does.
         known_rows: rows of logits of known tokens in the first step.
-        count: rows that verify the draft, as in ``VerifyTask``; of natively made drafts without their nodes.
+        rows: rows that verify the draft, ``VerifyTask.count``; of natively made drafts without their nodes.
         deferred: the verifier decides by the rows.
         reads_rows: the verifier reads the rows, for the log-probabilities or because the request is deferred.
     """
@@ -75,13 +74,12 @@ class _Slot:
     draft: Draft | None
     drafter: NativeDrafter | None
     known_rows: int
-    count: int
+    rows: int
     deferred: bool
     reads_rows: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Reserved:
+class _Reserved(NamedTuple):
     """A drafter with pages for a request, and the tokens in its cache."""
 
     drafter: NativeDrafter
@@ -120,10 +118,8 @@ class _Call:
         first = number * (self.draft_len + 1)
         return tuple(self.divergences[first : first + accepted + 1])
 
-    def draft_addresses(self, draft: Draft | None) -> tuple[int, int, int]:
-        """Return where the tokens, the parents and the distributions of a given draft are; 0 for none."""
-        if draft is None:
-            return 0, 0, 0
+    def draft_addresses(self, draft: Draft) -> tuple[int, int, int]:
+        """Return where the tokens, the parents and the distributions of a given draft are; 0 for no distributions."""
         tokens, parents, q = array("q", draft.tokens), array("q", draft.parents), 0
         self.longest = max(self.longest, len(tokens))
         self.held += [tokens, parents]
@@ -180,36 +176,22 @@ class NativeMultiStep:
         reasons, drafting, lengths = dict[str, str](), dict[str, list[str]](), dict[str, list[tuple[str, int]]]()
         drafters = dict[str, NativeDrafter]()
         for entry in plan.entries:
-            id, budget = entry.sequence.id, entry.budget
-            drafter = self._drafter_of(entry) if budget.depth else None
-            reason = self._reason(entry, drafter, ahead)
+            sequence, budget = entry.sequence, entry.budget
+            id, native = sequence.request.id, self._request(sequence)
+            drafter = self._drafters.of(sequence, budget, native.stream_kind) if budget.depth else None
+            reason = _reason(entry, native, drafter, ahead)
             if reason:
                 reasons[id] = reason
             if isinstance(drafter, NativeDrafter):
                 drafters[drafter.name] = drafter
                 if not reason:
                     drafting.setdefault(drafter.name, []).append(id)
-                length = len(entry.sequence.tokens) + max(ahead, room(budget))
+                length = len(sequence.tokens) + max(ahead, room(budget))
                 lengths.setdefault(drafter.name, []).append((id, length))
         for name, ids in drafting.items():
             if not drafters[name].kv_cache.model.pages.can_allocate(lengths[name]):
                 reasons |= dict.fromkeys(ids, NO_ROOM)
         return reasons
-
-    def _drafter_of(self, entry: ScheduledRequest) -> NativeDrafter | str:
-        """Return the drafter of the entry's draft, or why the library has none."""
-        return self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
-
-    def _reason(self, entry: ScheduledRequest, drafter: NativeDrafter | str | None, ahead: int) -> str | None:
-        """Return why a part of the entry's step uses the Python path, apart from the drafter's free pages."""
-        native = self._request(entry.sequence)
-        if native.edits:
-            return EDITED
-        if wants_prompt_rows(entry.sequence):
-            return PROMPT_LOGPROBS
-        if drafter is None or isinstance(drafter, str):
-            return drafter
-        return native.draft_reason or drafter.reason_against(entry, ahead)
 
     def run(
         self,
@@ -227,7 +209,8 @@ class NativeMultiStep:
         ahead = steps * (1 + max(planned))
         scores = blend.form != PLAIN.form  # the drafter, all positions
         reserved = [
-            self._reserve(entry, ahead) if scores or planned[place] else None for place, entry in enumerate(entries)
+            self._reserve(entry, ahead, not drafts) if scores or depth else None
+            for entry, depth in zip(entries, planned, strict=True)
         ]
         assert not scores or all(reserved), "the drafter of a blend has room, or ``supports`` was not asked"
         depths = [depth if own else 0 for depth, own in zip(planned, reserved, strict=True)]
@@ -251,13 +234,18 @@ class NativeMultiStep:
         for id in ids:
             self._requests.pop(id, None)
 
-    def _reserve(self, entry: ScheduledRequest, ahead: int) -> _Reserved | None:
+    def _reserve(self, entry: ScheduledRequest, ahead: int, supported: bool) -> _Reserved | None:
         """Return the entry's drafter with pages for ``ahead`` more tokens.
 
         None: since ``supports``, Python drafted for other requests of the step, and took the pages or lost the drafter.
+
+        Args:
+            supported: whether the answer of ``supports`` still holds.
         """
-        drafter = self._drafter_of(entry)
-        if isinstance(drafter, str) or (entry.budget.depth and drafter.reason_against(entry, ahead)):
+        drafter = self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
+        if isinstance(drafter, str):
+            return None
+        if not supported and entry.budget.depth and drafter.reason_against(entry, ahead):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
         return None if cached is None else _Reserved(drafter, cached)
@@ -265,7 +253,8 @@ class NativeMultiStep:
     def _add(self, call: _Call, task: VerifyTask, part: SequenceSlice, own: _Reserved | None) -> None:
         """Add a request to a call; its drafter, if any, drafts in the library."""
         entry, draft = task.entry, task.draft
-        sequence, native = entry.sequence, self._request(entry.sequence)
+        sequence = entry.sequence
+        native = self._request(sequence)
         known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.num_tokens
         drafter, fed, depth, handles = None, computed, 0, (0, 0, 0, 0)
         if own is not None:
@@ -282,7 +271,7 @@ class NativeMultiStep:
         words = _SLOT.pack(
             depth or nodes, end, computed, fed, native.max_len - end, part.logits_from, deferred,
             *self._target.pages(sequence.id), *handles, *native.stops.buffer_info(), native.stream_kind,
-            *call.draft_addresses(draft),
+            *(call.draft_addresses(draft) if draft is not None else (0, 0, 0)),
         )  # fmt: skip
         call.packed.frombytes(words + native.words)
 
@@ -317,36 +306,38 @@ class NativeMultiStep:
 
     def _outputs(self, call: _Call, output: array[int], logits: Tensor | None) -> list[StepOutput]:
         """Return the outputs of all steps; ``output`` has a row for each request and step."""
-        count, width, row = len(call.slots), _HEADER + call.longest, 0
+        count, width, row, words = len(call.slots), _HEADER + call.longest, 0, output.tolist()
         lengths = [len(slot.entry.sequence.tokens) for slot in call.slots]
         outputs, deferred = list[StepOutput](), list[VerifyTask]()
-        for place in range(0, len(output), width):
-            number = place // width
-            slot = call.slots[number % count]
-            drafted, accepted, token, bonus = output[place : place + _HEADER]
-            entry, draft, first, begin = slot.entry, slot.draft, row, place + _HEADER
+        for number, place in enumerate(range(0, len(words), width)):
+            request, first, begin = number % count, row, place + _HEADER
+            entry, draft, drafter, known_rows, verified, defers, reads_rows = call.slots[request]
+            drafted, accepted, token, bonus = words[place:begin]
             if draft is not None:
-                path = tuple(output[begin : begin + accepted])
+                path = tuple(words[begin : begin + accepted])
             else:
                 path = tuple(range(accepted))
-                if drafted and slot.drafter is not None:
-                    nodes, base = tuple(output[begin : begin + drafted]), lengths[number % count]
-                    draft = Draft(entry.sequence.id, base, nodes, chain(drafted), (slot.drafter.name,) * drafted)
-            row += drafted + (slot.known_rows if number < count else 1)
-            if slot.deferred:
-                deferred.append(VerifyTask(entry, draft, first, row, slot.count))
+                if drafted and drafter is not None:
+                    nodes = tuple(words[begin : begin + drafted])
+                    draft = Draft(entry.sequence.id, lengths[request], nodes, chain(drafted), (drafter.name,) * drafted)
+            row += drafted + (known_rows if number < count else 1)
+            if defers:
+                deferred.append(VerifyTask(entry, draft, first, row, verified))
             elif bonus < 0:
                 outputs.append(StepOutput(entry, draft, None, error=NOT_FINITE))
             elif token < 0:
                 outputs.append(StepOutput(entry, None, None))
             else:
                 result = VerifyResult(path, token, bonus == 1)
-                lengths[number % count] += accepted + 1
-                if slot.reads_rows and logits is not None:
+                lengths[request] += accepted + 1
+                if reads_rows and logits is not None:
                     task = VerifyTask(entry, draft, first, row, 1 + drafted)
                     outputs.append(self._verifier.output_of(task, result, logits))
+                elif call.form:
+                    divergences = call.divergences_of(number, accepted)
+                    outputs.append(StepOutput(entry, draft, result, divergences=divergences))
                 else:
-                    outputs.append(StepOutput(entry, draft, result, divergences=call.divergences_of(number, accepted)))
+                    outputs.append(StepOutput(entry, draft, result))
         if deferred and logits is not None:
             outputs += self._verifier.decide(deferred, logits[:row])
         return outputs
@@ -367,6 +358,23 @@ class NativeMultiStep:
         if found is None or found.request is not request:
             found = self._requests[request.id] = NativeRequest.of(request, self._verifier.acceptance_method(sequence))
         return found
+
+
+def _reason(
+    entry: ScheduledRequest, native: NativeRequest, drafter: NativeDrafter | str | None, ahead: int
+) -> str | None:
+    """Return why a part of the entry's step uses the Python path, apart from the drafter's free pages.
+
+    Args:
+        drafter: of the entry's draft, or why the library has none; None without a draft.
+    """
+    if native.edits:
+        return EDITED
+    if wants_prompt_rows(entry.sequence):
+        return PROMPT_LOGPROBS
+    if drafter is None or isinstance(drafter, str):
+        return drafter
+    return native.draft_reason or drafter.reason_against(entry, ahead)
 
 
 def why_not(target: Model) -> str | None:
