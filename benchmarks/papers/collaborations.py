@@ -86,9 +86,10 @@ class Collaborations:
             cells.append(f"{row['domain']} {', '.join(f'{alpha:.2f}' if gamma else 'none' for alpha, gamma in pairs)}")
         return "; ".join(cells)
 
-    def alternates(self, temperature: float) -> bool:
-        """Whether alternating was the engine's choice at the end of every domain, one request at a time."""
-        return all(row["theory"]["form"] == "alternate" for row in self.rows(temperature, 1) if "theory" in row)
+    def one_sided(self, temperature: float) -> list[str]:
+        """The domains at whose end the engine did not choose to alternate, one request at a time."""
+        rows = [row for row in self.rows(temperature, 1) if "theory" in row]
+        return [row["domain"] for row in rows if row["theory"]["form"] != "alternate"]
 
     def chosen(self, temperature: float, batch: int) -> str:
         """The engine's choice at the end of each domain; empty where it is not stored."""

@@ -142,6 +142,7 @@ def section(results: Results) -> Section:
             "CoSine is `fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
             f"{LEFT_OUT}. Only the rows of adaptive participation have goodput, in runs of their own.",
             "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
+            "The paper's batches are 1 to 16 (6.2); 24 requests are beyond them.",
             WHOLE_DRAFTS,
             "*Fusion token by token* does that, with a round trip per token. Routing `all` stands for no routing, one "
             "drafter per request for no fusion. So the second takes away the join of whole drafts, and not the paper's "

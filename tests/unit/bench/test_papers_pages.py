@@ -202,7 +202,7 @@ def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None
     assert "1.50×" in naive.theory("naive", "theorem 3.1", 1.0, 2)
     assert "count 1.54×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2), "one token each at one cost"
     assert "one proposer, small, of 1 token" in naive.chosen(1.0, 1) and "small" not in alternates.chosen(1.0, 1)
-    assert alternates.alternates(1.0) and not naive.alternates(1.0)
+    assert not alternates.one_sided(1.0) and naive.one_sided(1.0)
 
 
 def test_a_loss_is_explained_by_the_calls_and_their_cost(room: Room) -> None:
