@@ -8,6 +8,7 @@ all turns of the ratios of one turn, with a 95% bootstrap interval that resample
 faster.
 
 * ``offline``: ``LLM.generate`` in closed loops of 1 and 8 requests, as ``bench compare`` and ``benchmarks.overhead``.
+  Earlier turns use all pages of the KV cache, so that requests get pages of ended requests, as in a running server.
 * ``http``: ``cospec serve`` under Poisson arrivals, as ``benchmarks.load``; the time is the mean latency of a turn.
 * ``overhead``: ``benchmarks.overhead`` of both checkouts; the time of a step, and its part outside of the forwards.
 """
@@ -57,12 +58,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **POOLS,
 }
 OVER_HTTP = ("off", "k=4", "auto")
+FILLING = 6  # turns of ``offline`` that use all pages of the KV cache once
 PAUSE = 0.3  # seconds before each turn: torch's threads of the other process spin for 0.2 s after their last work
 WORKER = """
 import json, sys, time
 from cospec import LLM, SamplingParams
 config = json.loads(sys.argv[1])
-llm = LLM("zoo", config, max_num_seqs=8, kv_cache_memory_bytes=1 << 28)
+llm = LLM("zoo", config, max_num_seqs=8, kv_cache_memory_bytes=1 << 27)
 print("READY", flush=True)
 for line in sys.stdin:
     given = json.loads(line)
@@ -143,7 +145,7 @@ def offline(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Names
             with ExitStack() as stack:
                 started = shuffler.sample(list(checkouts.items()), len(checkouts))
                 workers = {who: stack.enter_context(worker(path, CONFIGS[name])) for who, path in started}
-                for turn in range(-1, options.turns // options.restarts):
+                for turn in range(-FILLING, options.turns // options.restarts):
                     for batch, temperature in ((1, 0.0), (8, 0.0), (8, 0.8)):
                         chosen = shuffler.sample(texts, batch)
                         job = {"prompts": chosen, "tokens": options.tokens, "temperature": temperature}

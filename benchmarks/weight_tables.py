@@ -9,12 +9,13 @@ from benchmarks.table_lines import Found, heading, interval, line
 
 def gguf(found: Found) -> Iterator[str]:
     """Times of both systems on one file, and the least time of reading the file."""
-    yield from heading("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "× one row")
+    yield from heading("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "least ratio", "× one row")
     for row in found["rows"]:
         times = [f"{row[f'{system}_ms']:.1f}" for system in ("cospec", "llama_cpp")]
         ratio = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**row)
         over = f"{row['over_one_row']:.2f}" if "over_one_row" in row else ""
-        yield line(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, over)
+        least = f"{row['floor_ms'] / row['llama_cpp_ms']:.2f}" if str(row["rows"]) == "1" else ""
+        yield line(row["type"], row["rows"], f"{row['floor_ms']:.1f}", *times, ratio, least, over)
 
 
 def gguf_server(found: Found) -> Iterator[str]:

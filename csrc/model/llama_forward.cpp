@@ -160,6 +160,8 @@ struct Forward {
             dequantize_row(s.embedding_format, (const uint8_t*)s.embedding + id * table_row, s.hidden, x);
         else if (s.embedding_format == BF16)
             k.bf16_to_float((const uint16_t*)s.embedding + id * s.hidden, s.hidden, x);
+        else if (s.embedding_format == FP16)
+            k.fp16_to_float((const uint16_t*)s.embedding + id * s.hidden, s.hidden, x);
         else
             memcpy(x, (const float*)s.embedding + id * s.hidden, sizeof(float) * s.hidden);
         if (s.embedding_factor != 1.0f)

@@ -37,7 +37,7 @@ size_t linear_scratch(long rows, long inputs) {
 #define NAME(isa) TEXT(isa)
 
 extern const Kernels TABLE(COSPEC_ISA) = {NAME(COSPEC_ISA), linear, linear_scratch, attend, merge_spans, attend_scratch,
-    rms_norm, apply_rotary, bf16_to_float, argmax, softmax<float>, softmax<double>, logarithm, weighted_sum,
-    exponential_sample, first_uniform, residual, adapt};
+    rms_norm, apply_rotary, bf16_to_float, fp16_to_float, argmax, softmax<float>, softmax<double>, logarithm,
+    weighted_sum, exponential_sample, first_uniform, residual, adapt};
 
 }  // namespace cospec

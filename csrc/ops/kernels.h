@@ -96,6 +96,7 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* weight, float eps, long n, float* y);
     void (*apply_rotary)(float* x, const float* cos, const float* sin, long dim);
     void (*bf16_to_float)(const uint16_t* bf16, long n, float* y);
+    void (*fp16_to_float)(const uint16_t* fp16, long n, float* y);
     long (*argmax)(const float* x, long n);
     // The softmax of one row at a temperature, in double precision. Returns the largest probability.
     double (*softmax)(const float* logits, long vocab, double temperature, double* out);

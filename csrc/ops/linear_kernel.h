@@ -6,6 +6,7 @@
 // With bf16 weights the inputs are rounded to bf16 and taken in pairs, the second of a pair first.
 // Processors with a bf16 instruction use this order; two fused multiply-adds give the same bits elsewhere.
 #pragma once
+#include "ops/integer_simd.h"
 #include "ops/kernels.h"
 #include "ops/simd.h"
 
@@ -38,6 +39,9 @@ template <class T> struct OneInputPerWord {
 };
 struct Fp32Weights : OneInputPerWord<float> {
     INLINE V load16(const float* p, int) { return load(p); }
+};
+struct Fp16Weights : OneInputPerWord<uint16_t> {
+    INLINE V load16(const uint16_t* p, int) { return from_half(p); }
 };
 struct Int8Weights : OneInputPerWord<int8_t> {
     INLINE V load16(const int8_t* p, int) { return from_int8(p); }

@@ -32,9 +32,10 @@ void* allocate(size_t bytes) {
 long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
 template <class T> T flush_subnormal(T weight) { return weight; }
-uint16_t flush_subnormal(uint16_t bf16) {
-    return bf16 & 0x7f80 ? bf16 : bf16 & 0x8000;
-}  // products take subnormal numbers for 0
+Bf16 flush_subnormal(Bf16 weight) {  // products take subnormal numbers for 0
+    const uint16_t bits = (uint16_t)weight;
+    return (Bf16)(bits & 0x7f80 ? bits : bits & 0x8000);
+}
 
 // `inputs_per_word` inputs of an output share a word. Threads take panels; a tile of inputs stays in the first cache.
 template <class T> void pack(const T* from, long outputs, long all_inputs, long inputs_per_word, T* to) {

@@ -1,5 +1,6 @@
 // Small operations on single rows.
 #pragma once
+#include "ops/integer_simd.h"
 #include "ops/kernels.h"
 #include "ops/simd.h"
 
@@ -38,6 +39,16 @@ static void bf16_to_float(const uint16_t* bf16, long n, float* y) {
         const uint32_t word = (uint32_t)bf16[i] << 16;
         memcpy(y + i, &word, 4);
     }
+}
+
+static void fp16_to_float(const uint16_t* fp16, long n, float* y) {
+    long i = 0;
+    for (; i + 16 <= n; i += 16) store(y + i, from_half(fp16 + i));
+    uint16_t rest[16] = {};
+    float floats[16];
+    memcpy(rest, fp16 + i, sizeof(uint16_t) * (n - i));
+    store(floats, from_half(rest));
+    memcpy(y + i, floats, sizeof(float) * (n - i));
 }
 
 // The first index of the largest value. -1 when the largest value is infinite, or any value is NaN.

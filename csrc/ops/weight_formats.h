@@ -5,6 +5,8 @@
 
 namespace cospec {
 
+enum class Bf16 : uint16_t {};  // the bits of a number
+
 // FORMAT(name, id, Element, inputs_per_word, scaled, Kernel)
 //   name: of the kernel, as `kernel` in cospec.models.weights
 //   Element: a weight in memory
@@ -13,7 +15,8 @@ namespace cospec {
 //   Kernel: layout and product, in ops/linear_kernel.h
 #define WEIGHT_FORMATS(FORMAT)                            \
     FORMAT("fp32", FP32, float, 1, false, Fp32Weights)    \
-    FORMAT("bf16", BF16, uint16_t, 2, false, Bf16Weights) \
+    FORMAT("bf16", BF16, Bf16, 2, false, Bf16Weights)     \
+    FORMAT("fp16", FP16, uint16_t, 1, false, Fp16Weights) \
     FORMAT("int8", INT8, int8_t, 1, true, Int8Weights)
 
 // FORMAT(name, id, Block): integers in blocks, see ops/block_formats.h

@@ -188,8 +188,8 @@ class EngineConfig(Options):
         served_model_name: the model's name in responses.
         device: of the weights; ``auto`` is a GPU if one is present.
         dtype: of the weights in memory. ``auto`` keeps the file's; ``half`` is ``float16``, ``float`` is ``float32``.
-            On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
-            four bytes each. Sums are always float32.
+            On a CPU, bfloat16 weights round a product's inputs to bfloat16, and float16 weights are widened to float32.
+            Sums are always float32.
         quantization: a format of linear weights with fewer bits: a different model with another distribution.
             ``q8_0``, ``q6_k``, ``q5_1``, ``q5_k``, ``q5_0``, ``q4_1``, ``q4_k``, ``q4_0``, ``iq4_nl`` and ``mxfp4``
             are the blocks of GGUF, and ``int4`` means ``q4_0``; ``int8`` has one scale per output. None keeps the

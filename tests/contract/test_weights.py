@@ -126,8 +126,8 @@ def test_other_shapes_are_refused(format: WeightFormat) -> None:
 def test_options_choose_the_format() -> None:
     assert choose_format(None, torch.float32, CPU).name == "fp32"
     assert choose_format(None, torch.bfloat16, CPU).name == "bf16"
-    assert choose_format(None, torch.float16, CPU).name == "fp32"
-    assert choose_format(None, torch.float16, CUDA).name == "fp16"
+    for device in (CPU, CUDA):
+        assert choose_format(None, torch.float16, device).name == "fp16"
     assert choose_format("int8", torch.bfloat16, CPU).name == "int8"
     assert choose_format("int4", torch.bfloat16, CPU).name == "q4_0"
     for name, device in (("int3", CPU), ("bf16", CPU), ("int8", CUDA)):

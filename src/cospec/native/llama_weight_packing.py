@@ -137,15 +137,17 @@ class _Packing:
 
 
 def _table(weights: LlamaWeights) -> tuple[Tensor, str]:
-    """Return the embedding table and the name of its kernel: file blocks, or bfloat16 where no value changes."""
+    """Return the embedding table and the name of its kernel: file blocks, or 16 bits where no value changes."""
     if weights.table is not None:
         return weights.table.parts[0], weights.table.format.kernel
     table = weights.embedding
-    if table.dtype is torch.bfloat16:  # often mapped from the file, so that no copy is in memory
-        return table, "bf16"
-    half = table.bfloat16()
-    if weights.format.table_dtype is torch.bfloat16 or _same_values(half, table):  # half the size at no loss
-        return half, "bf16"
+    for dtype, kernel in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        if table.dtype is dtype:  # often mapped from the file, so that no copy is in memory
+            return table, kernel
+    for dtype, kernel in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        half = table.to(dtype)
+        if weights.format.table_dtype is dtype or _same_values(half, table):  # half the size at no loss
+            return half, kernel
     return table.float(), "fp32"
 
 

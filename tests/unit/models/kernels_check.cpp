@@ -116,13 +116,13 @@ static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
     for (long i = 0; i < outputs * inputs; i++) {
         uint32_t bits;
         memcpy(&bits, &weight[i], 4);
-        halves.push_back(bits >> 16);
+        halves.push_back(format == FP16 ? float_to_half(weight[i]) : bits >> 16);
         bytes.push_back((int8_t)(weight[i] * 127));
         m.value[i] = format == INT8 ? bytes[i] * (double)scale[i / inputs] : (double)weight[i];
     }
     const void* data = format == FP32   ? (const void*)weight.data()
-                       : format == BF16 ? (void*)halves.data()
-                                        : (void*)bytes.data();
+                       : format == INT8 ? (void*)bytes.data()
+                                        : (void*)halves.data();
     m.packed = packed_linear(format, data, format == INT8 ? scale.data() : nullptr, bias.data(), outputs, inputs);
     return m;
 }
@@ -356,7 +356,7 @@ static void forwards() {
     LlamaLayer layers[2];
     for (int i = 0; i < 2; i++) {
         qkv[i] = matrix(FP32, all_heads * dim, hidden, 0.25f), output[i] = matrix(INT8, hidden, heads * dim, 0.25f);
-        gate_up[i] = matrix(INT8, 2 * padded, hidden, 0.25f), down[i] = matrix(FP32, hidden, inner, 0.25f);
+        gate_up[i] = matrix(INT8, 2 * padded, hidden, 0.25f), down[i] = matrix(FP16, hidden, inner, 0.25f);
         layers[i] = {input_norm.data(), mlp_norm.data(), nullptr, nullptr, q_norm.data(), k_norm.data(), qkv[i].packed,
             nullptr, nullptr, output[i].packed, gate_up[i].packed, down[i].packed, nullptr, nullptr, nullptr, i ? 3 : 0,
             0};

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,6 +82,14 @@ def test_linear_is_the_product(name: str, outputs: int, inputs: int) -> None:
         torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
+def other_bits(
+    layer: Callable[[Tensor], Tensor], x: Tensor, expected: Tensor, counts: Iterable[int], shift: int = 0
+) -> list[int]:
+    """Numbers of rows whose product is not that of each row alone, for 96 rows ``x``."""
+    places = [((rows * 7 + shift) % (97 - rows), rows) for rows in counts]
+    return [rows for at, rows in places if not torch.equal(layer(x[at : at + rows]), expected[at : at + rows])]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(70, 129), (200, 500)])
 def test_linear_rows_are_bit_identical_everywhere(name: str, outputs: int, inputs: int) -> None:
@@ -93,9 +101,35 @@ def test_linear_rows_are_bit_identical_everywhere(name: str, outputs: int, input
         # The tiles of rows depend on no other size. The emulation of other formats takes ten times as long without
         # vectors.
         few = outputs > 70 or (isa == "base" and name in ("fp32", "bf16", "fp16", "int8"))
-        for rows in (1, 2, 3, 5, 8, 13, 33, 64) if few else range(1, 65):
-            at = (rows * 7 + threads) % (97 - rows)
-            assert torch.equal(layer(x[at : at + rows]), expected[at : at + rows]), (isa, threads, rows, at)
+        counts = (1, 2, 3, 5, 8, 13, 33, 64) if few else range(1, 65)
+        assert not other_bits(layer, x, expected, counts, threads), (isa, threads)
+
+
+def test_sums_in_another_order_are_found() -> None:
+    """Negative control: the product of several rows is the sum of two halves of the inputs."""
+    torch.manual_seed(1)
+    weight, x = torch.randn(70, 128), torch.randn(96, 128)
+    layer, first, second = packed(weight), packed(weight[:, :64]), packed(weight[:, 64:])
+
+    def halves(x: Tensor) -> Tensor:
+        return layer(x) if len(x) == 1 else first(x[:, :64]) + second(x[:, 64:])
+
+    expected = torch.cat([halves(row[None]) for row in x])
+    assert other_bits(halves, x, expected, (1, 2, 5)) == [2, 5]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 129), (257, 400)])
+def test_float16_weights_have_the_products_of_their_float32_values(outputs: int, inputs: int) -> None:
+    torch.manual_seed(inputs)
+    values = torch.randn(outputs, inputs).half()
+    values[0, :40] = torch.tensor([2.0**-power for power in range(-15, 25)]).half()  # subnormal ones from 2^-15 on
+    x = torch.cat([torch.randn(7, inputs), torch.eye(inputs)[:40]])
+    expected = packed(values.float())(x)
+    assert (expected[7:, 0] != 0).all()
+    for isa, threads in machines(4):
+        for rows in (1, 4, 47):
+            assert torch.equal(packed(values, name="fp16")(x[:rows]), expected[:rows]), (isa, threads, rows)
+    assert not torch.equal(packed(values, name="bf16")(x), expected)
 
 
 def test_linear_is_one_chain_of_fused_multiply_adds() -> None:

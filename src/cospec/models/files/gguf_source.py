@@ -89,6 +89,9 @@ class GgufSource(WeightSource):
             and {tensor.type for tensor in entry.tensors} <= {entry.tensors[0].type}
             and entry.tensors[0].type in _BLOCKS
         }
+        self.float16 = {
+            name for name, entry in self._entries.items() if {tensor.type for tensor in entry.tensors} == {"f16"}
+        }
         types = self.types()
         most = max(types, key=lambda name: types[name])
         self.dtype = torch.bfloat16 if most == "bf16" else torch.float32  # float16 would round the norms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -32,11 +32,13 @@ class WeightSource(ABC):
         dtype: the most frequent floating dtype of the tensors; float32 where blocks are most frequent.
         packed: whether transformers cannot read the files.
         kinds: the block formats of weights ``[..., out, in]`` that the files hold in blocks.
+        float16: the names of tensors that the files hold in float16.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     kinds: Mapping[str, str] = MappingProxyType({})
+    float16: Collection[str] = ()
     packed: ClassVar[bool] = False
 
     @property
@@ -51,11 +53,11 @@ class WeightSource(ABC):
             without: names of tensors that do not count.
         """
         counted = {name: shape for name, shape in self.shapes.items() if name not in without}
-        kinds = {} if convert else {name: kind for name, kind in self.kinds.items() if name in counted}
-        blocks = [
-            block_format(kind).num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, kind in kinds.items()
+        kept = {name: self.kept_format(name, format, convert) for name, shape in counted.items() if len(shape) > 1}
+        own = [
+            found.num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, found in kept.items() if found
         ]
-        return sum(blocks) + bytes_of(format, [shape for name, shape in counted.items() if name not in kinds])
+        return sum(own) + bytes_of(format, [shape for name, shape in counted.items() if not kept.get(name)])
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
@@ -65,29 +67,42 @@ class WeightSource(ABC):
         """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``, expert after expert."""
         raise KeyError(name)
 
+    def kept_format(self, name: str, format: WeightFormat, convert: bool = False) -> WeightFormat | None:
+        """Return the files' own format of a weight if it replaces ``format`` at no loss.
+
+        These are blocks, and float16 in place of float32: the products of both have the same bits.
+        """
+        if convert:
+            return None
+        if name in self.kinds:
+            return block_format(self.kinds[name])
+        keeps = name in self.float16 and format.dtype is torch.float32
+        return WEIGHT_FORMATS.load("fp16")() if keeps else None
+
     def linear(
         self, name: str, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False
     ) -> StoredWeight:
-        """Return a weight ``[out, in]``, or experts one after another: in own blocks, or in ``format``.
+        """Return a weight ``[out, in]``, or experts one after another: in ``kept_format``, or in ``format``.
 
         Args:
             dtype: that values are rounded to first; None does not round.
             convert: use ``format`` for weights in blocks too.
         """
-        if convert or name not in self.kinds:
-            value = self.read(name).flatten(0, -2)
-            return format.read(value if dtype is None else value.to(dtype))
-        return block_format(self.kinds[name]).from_blocks(self.blocks(name), self.shapes[name][-1])
+        kept = self.kept_format(name, format, convert)
+        if isinstance(kept, BlockFormat):
+            return kept.from_blocks(self.blocks(name), self.shapes[name][-1])
+        value = self.read(name).flatten(0, -2)
+        return (kept or format).read(value if dtype is None else value.to(dtype))
 
     def reader(self, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False) -> ReadWeight:
         """Return ``linear`` by the names of modules; other weights are those of the modules.
 
-        The output layer of a model without a weight of its own has the module's weight, or the embedding's blocks.
+        The output layer of a model without a weight of its own has the embedding's.
         """
 
         def read(module: str, weight: Tensor) -> StoredWeight:
             name = module if module in self.shapes else f"{module}.weight"  # experts have no module of their own
-            tied = name == HEAD and HEAD not in self.shapes and EMBEDDING in self.kinds
+            tied = name == HEAD and HEAD not in self.shapes and EMBEDDING in self.shapes
             name = EMBEDDING if tied else name
             placeholder = not any(weight.stride())
             if placeholder or tied:
@@ -144,6 +159,7 @@ class SafetensorsSource(WeightSource):
         counts = Counter(str(handle.get_slice(name).get_dtype()) for name, handle in self._of.items())
         floating = {name: count for name, count in counts.items() if name in DTYPES}
         self.dtype = DTYPES[max(floating, key=lambda name: floating[name], default="F32")]
+        self.float16 = {name for name, handle in self._of.items() if handle.get_slice(name).get_dtype() == "F16"}
 
     def read(self, name: str) -> Tensor:
         """See ``WeightSource``."""

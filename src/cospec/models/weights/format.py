@@ -132,8 +132,6 @@ def choose_format(
 ) -> WeightFormat:
     """Return the format of the options ``quantization`` and ``dtype`` on ``device``.
 
-    A dtype without products on the device is computed as float32.
-
     Args:
         field: the user's name of ``quantization``.
 
@@ -142,8 +140,7 @@ def choose_format(
     """
     formats = {name: WEIGHT_FORMATS.load(name)() for name in WEIGHT_FORMATS.names}
     if quantization is None:
-        fitting = [each for each in formats.values() if each.dtype == dtype and device.type in each.devices]
-        return fitting[0] if fitting else formats["fp32"]
+        return next(each for each in formats.values() if each.dtype == dtype)
     check_quantization(quantization, field)
     found = formats[QUANTIZATION_ALIASES.get(quantization, quantization)]
     if device.type not in found.devices:

@@ -1,4 +1,4 @@
-"""Weights of 16 bits in IEEE's format, which GPUs multiply."""
+"""Weights of 16 bits in IEEE's format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from cospec.models.weights.format import WeightFormat
 
 
 class Fp16(WeightFormat):
-    """One float16 per weight. A CPU computes float16 weights as float32, see ``choose_format``."""
+    """One float16 per weight. A CPU's products widen weights to float32, so they are those of the float32 values."""
 
     name = "fp16"
     dtype = torch.float16
-    devices = ("cuda",)
-    table_dtype = torch.float16
+    kernel = "fp16"
 
     def encode(self, weight: Tensor) -> tuple[Tensor, ...]:
         """See ``WeightFormat``."""
@@ -25,6 +24,10 @@ class Fp16(WeightFormat):
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """See ``WeightFormat``."""
         return parts[0].to(dtype)
+
+    def pack(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """See ``WeightFormat``."""
+        return tuple(parts)
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         """See ``WeightFormat``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
+from cospec.models.files.source import EMBEDDING
 from cospec.models.llama_weights import why_not
 from cospec.models.loading import LoadOptions, load_model, memory_plan, resolve
 from cospec.models.weights.fp32 import Fp32
@@ -66,6 +68,23 @@ def test_values_are_those_of_the_blocks(tmp_path: Path, kind: str) -> None:
         if tensor.dim() > 1:
             wanted = gguf.quants.dequantize(gguf.quants.quantize(wanted, own), own)
         np.testing.assert_array_equal(source.read(name).float().numpy(), wanted)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_float16_stays_float16_and_changes_no_bit(tmp_path: Path, tied: bool) -> None:
+    config = deepcopy(MODELS["qwen2"][0])
+    config.tie_word_embeddings = tied
+    model = random_model(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data = parameter.data.half().float()
+    half, whole = (write_model(tmp_path / f"{kind}.gguf", model, kind) for kind in ("F16", "F32"))
+    assert torch.equal(logits(half), logits(whole))
+    source, matrices = GgufSource(half), [each.numel() for each in model.parameters() if each.dim() > 1]
+    assert GgufSource(whole).num_bytes(Fp32()) - source.num_bytes(Fp32()) == 2 * sum(matrices)
+    read = source.reader(Fp32(), torch.float32)
+    assert read("lm_head", torch.zeros(1).expand(source.shapes[EMBEDDING])).format.name == "fp16"
+    assert source.linear(EMBEDDING, Fp32(), convert=True).format.name == "fp32"
 
 
 MIXED = {"attn_v": "Q8_0", "ffn_down": "F16", "token_embd": "Q8_0"}
