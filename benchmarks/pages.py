@@ -108,9 +108,9 @@ REPORTS = {
         "bandwidth. *ratio* is cospec's time over llama.cpp's, with its 95% interval. *least ratio* is the floor over "
         "llama.cpp's time: less is impossible without another file. The aim for one row is 0.7, so several types "
         "cannot reach the aim. *× one row* is cospec's time over its time for one row. With AVX2 kernels the "
-        "arithmetic of several rows takes longer than reading the file. The tables of servers count tokens per second over HTTP, prompts "
-        "included. Both servers draft four tokens with the same model, and an equal share of draft tokens is "
-        "right. There *ratio* is cospec's speed over llama.cpp's.",
+        "arithmetic of several rows takes longer than reading the file. The tables of servers count tokens per second "
+        "over HTTP, prompts included. Both servers draft four tokens with the same model, and an equal share of draft "
+        "tokens is right. There *ratio* is cospec's speed over llama.cpp's.",
         (
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b_avx512_bf16"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b_avx512_bf16"),

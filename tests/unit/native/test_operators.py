@@ -112,7 +112,8 @@ def test_sums_in_another_order_are_found() -> None:
     layer, first, second = packed(weight), packed(weight[:, :64]), packed(weight[:, 64:])
 
     def halves(x: Tensor) -> Tensor:
-        return layer(x) if len(x) == 1 else first(x[:, :64]) + second(x[:, 64:])
+        found: Tensor = layer(x) if len(x) == 1 else first(x[:, :64]) + second(x[:, 64:])
+        return found
 
     expected = torch.cat([halves(row[None]) for row in x])
     assert other_bits(halves, x, expected, (1, 2, 5)) == [2, 5]

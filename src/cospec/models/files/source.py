@@ -54,9 +54,7 @@ class WeightSource(ABC):
         """
         counted = {name: shape for name, shape in self.shapes.items() if name not in without}
         kept = {name: self.kept_format(name, format, convert) for name, shape in counted.items() if len(shape) > 1}
-        own = [
-            found.num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, found in kept.items() if found
-        ]
+        own = [found.num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, found in kept.items() if found]
         return sum(own) + bytes_of(format, [shape for name, shape in counted.items() if not kept.get(name)])
 
     @abstractmethod
