@@ -1,7 +1,9 @@
-"""Measures the native attention of one sequence: milliseconds, and the share of the memory bandwidth.
+"""Measures the native attention of one sequence: milliseconds, and the share of the least time.
 
-Run by hand on a quiet machine: ``python -m benchmarks.attention [--dtypes int8] [--contexts 8192] [--out FILE]``. The
-layers together hold more bytes than any cache. Numbers of rows alternate, and the tables show medians.
+Run by hand on a quiet machine: ``python -m benchmarks.attention [--dtypes int8] [--contexts 8192] [--name NAME]``. The
+layers together hold more bytes than any cache. Numbers of rows alternate, and the tables show medians. The least time
+is the larger of two: that of reading the keys and values, and that of the multiplications in float32. Rows share the
+reading; each row and each head that shares keys adds multiplications.
 
 ``--loss MODEL --text FILE`` prints the perplexity of a model on a text with each dtype instead.
 """
@@ -10,15 +12,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.block_products import processor
+from benchmarks.common import write
 from benchmarks.kernels import medians
+from cospec.bench.roofline import Device, flop_rate
 from cospec.bench.roofline import bandwidth as measured_bandwidth
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.block_manager import BlockPool
@@ -36,7 +40,7 @@ MODELS = {"Qwen2.5-0.5B": (14, 2, 64), "Llama-3.2-1B": (32, 8, 64), "Qwen3-1.7B"
 WORKING_SET = 256 << 20  # bytes, several times a cache
 
 
-def measure(model: str, dtype: str, context: int, repeats: int, bandwidth: float) -> dict[str, Any]:
+def measure(model: str, dtype: str, context: int, repeats: int, device: Device) -> dict[str, Any]:
     """Time the attention of rows at the end of a context, in as many layers as the working set takes."""
     heads, kv_heads, dim = MODELS[model]
     shape = LayerShape(kv_heads, dim)
@@ -61,10 +65,13 @@ def measure(model: str, dtype: str, context: int, repeats: int, bandwidth: float
         return run
 
     taken = medians({rows: call(rows) for rows in ROWS}, repeats)
+    reading = size / device.bytes_per_s
+    least = {rows: max(reading, 4 * rows * heads * context * dim / device.flops_per_s) for rows in ROWS}
     return {
         "model": model, "dtype": dtype, "context": context, "isa": operators.isa(), "bytes_per_layer": size,
         "ms_per_layer": {str(rows): round(1e3 * seconds / layers, 4) for rows, seconds in taken.items()},
-        "share_of_bandwidth": round(layers * size / taken[1] / bandwidth, 3),
+        "share_of_bandwidth": round(layers * reading / taken[1], 3),
+        "share_of_least": {str(rows): round(layers * least[rows] / taken[rows], 3) for rows in ROWS},
         "times_one_row": {str(rows): round(seconds / taken[1], 3) for rows, seconds in taken.items()},
     }  # fmt: skip
 
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--name", help="of the file in benchmarks/results")
     parser.add_argument("--loss", metavar="MODEL")
     parser.add_argument("--text", type=Path, default=Path(__file__))
     options = parser.parse_args(arguments)
@@ -96,19 +103,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.isa:
         operators.set_isa(options.isa)
     print(f"{processor()}, {operators.isa()}, {operators.threads()} threads")
-    print(f"{'model':<14}{'dtype':>10}{'context':>9}{'ms':>9}{'share':>7}{'x 4':>7}{'x 8':>7}")
-    bandwidth, found = 0.0, []
+    print(f"{'model':<14}{'dtype':>10}{'context':>9}{'ms':>9}{'share':>7}{'x 4':>7}{'x 8':>7}  share of the least time")
+    device, found = Device(0.0, flop_rate()), []
     for model, context, dtype in itertools.product(options.models, options.contexts, options.dtypes):
-        bandwidth = max(bandwidth, measured_bandwidth() * 1e9)  # the best of all, for other work disturbs each
-        found.append(measure(model, dtype, context, options.repeats, bandwidth))
+        best = max(device.bytes_per_s, measured_bandwidth() * 1e9)  # the best of all, for other work disturbs each
+        device = replace(device, bytes_per_s=best)
+        found.append(measure(model, dtype, context, options.repeats, device))
         ms, share, times = (found[-1][key] for key in ("ms_per_layer", "share_of_bandwidth", "times_one_row"))
         print(
-            f"{model:<14}{dtype:>10}{context:>9}{ms['1']:>9.3f}{share:>7.2f}{times['4']:>7.2f}{times['8']:>7.2f}",
+            f"{model:<14}{dtype:>10}{context:>9}{ms['1']:>9.3f}{share:>7.2f}{times['4']:>7.2f}{times['8']:>7.2f}  "
+            + ", ".join(f"{rows}: {share:.2f}" for rows, share in found[-1]["share_of_least"].items()),
             flush=True,
         )
-    if options.out is not None:
-        facts = {"processor": processor(), "threads": operators.threads(), "gb_per_s": round(bandwidth / 1e9, 1)}
-        options.out.write_text(json.dumps({**facts, "attention": found}, indent=1) + "\n", encoding="utf-8")
+    if options.name is not None:
+        facts = {"gb_per_s": round(device.bytes_per_s / 1e9, 1), "gflop_per_s": round(device.flops_per_s / 1e9, 1)}
+        print("stored in", write(options.name, {**facts, "rows": found}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ The products are those of some layers of a model, with random weights that no ca
 ``--compute`` measures arithmetic alone: a weight [1024, 1024] that stays in the cache, one thread, the least of many
 times. Other load on the machine changes these figures little.
 
-``--prompts`` measures products of many rows with a weight [2048, 2048], and the same products of torch (oneDNN).
+``--prompts`` measures products of many rows with a weight [2048, 2048], and the same products of torch (oneDNN). Its
+results are stored.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.common import write
 from benchmarks.kernels import Shape, medians
 from cospec.bench.roofline import bandwidth as measured_bandwidth
 from cospec.models.weights.format import StoredWeight, WeightFormat
@@ -111,8 +113,9 @@ def compute(formats: Sequence[str], out: Path | None) -> None:
         out.write_text(json.dumps({"processor": processor(), "arithmetic": found}, indent=1) + "\n", encoding="utf-8")
 
 
-def prompts(formats: Sequence[str], repeats: int) -> None:
-    """Print GFLOP/s of products of many rows in each format, and of torch's products."""
+def prompts(formats: Sequence[str], repeats: int, result: str) -> None:
+    """Print and store GFLOP/s of products of many rows in each format, and of torch's products."""
+    found: list[dict[str, Any]] = []
     side, weights = 2048, torch.randn(2048, 2048)
     calls: dict[str, Callable[[Tensor], Any]] = {
         name: PackedLinear(random_weight(WEIGHT_FORMATS.load(name)(), side, side), None) for name in formats
@@ -123,7 +126,9 @@ def prompts(formats: Sequence[str], repeats: int) -> None:
         x = torch.randn(rows, side)
         taken = medians({number: partial(call, x) for number, call in enumerate(calls.values())}, repeats)
         for name, seconds in zip(calls, taken.values(), strict=True):
-            print(f"{rows:>6} rows  {name:<15}{2 * side * side * rows / seconds / 1e9:>8.0f} GFLOP/s")
+            found.append({"weights": name, "rows": rows, "gflop_per_s": 2 * side * side * rows / seconds / 1e9})
+            print("{rows:>6} rows  {weights:<15}{gflop_per_s:>8.0f} GFLOP/s".format_map(found[-1]))
+    print("stored in", write(result, {"rows": found}))
 
 
 def _torch_product(weight: Tensor, x: Tensor) -> Tensor:
@@ -143,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.isa:
         operators.set_isa(options.isa)
     if options.prompts:
-        prompts(options.formats, options.repeats)
+        prompts(options.formats, options.repeats, f"prompt_products_{options.isa}" if options.isa else "prompt_products")
         return
     if options.compute:
         compute(options.formats, options.out)

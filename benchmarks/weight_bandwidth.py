@@ -38,12 +38,14 @@ class Format:
     aim: float
     gguf: str = ""
     quantization: str | None = None
+    dtype: str = "auto"
 
 
 FORMATS = {
     each.name: each
     for each in (
         Format("bf16", 0.9),
+        Format("fp16", 0.9, dtype="float16"),
         Format("int8", 0.9, quantization="int8"),
         Format("q8_0", 0.9, "q8_0"),
         Format("q4_0", 0.8, "q4_0"),
@@ -74,8 +76,9 @@ def one_row(model: Model, repeats: int) -> float:
 
 def measure(format: Format, path: Path, turns: int, repeats: int) -> dict[str, Any]:
     """Return megabytes, milliseconds, bandwidth and share of a format."""
-    size = cost_of(str(path), quantization=format.quantization).weight_bytes
-    model = load_model(str(path), LoadOptions(device="cpu", quantization=format.quantization, num_pages=4))
+    size = cost_of(str(path), dtype=format.dtype, quantization=format.quantization).weight_bytes
+    options = LoadOptions(device="cpu", dtype=format.dtype, quantization=format.quantization, num_pages=4)
+    model = load_model(str(path), options)
     model.pages.open_sequence("a", ())
     assert model.pages.allocate("a", 2)
     model.forward(TokenBatch((SequenceSlice("a", 0, (5,)),)))

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from benchmarks.table_lines import Found, heading, interval, line
 
 
+IN_MEMORY = {"ctranslate2": "int8, converted from bf16"}  # the file's weights are stored in the results
+
+
 def gguf(found: Found) -> Iterator[str]:
     """Times of both systems on one file, and the least time of reading the file."""
     yield from heading("type", "rows", "floor, ms", "cospec, ms", "llama.cpp, ms", "ratio", "least ratio", "× one row")
@@ -34,7 +37,7 @@ def peers(found: Found) -> Iterator[str]:
     yield from heading("engine", "its weights", "cospec's weights", "batch", "tokens/s", "cospec, tokens/s", "ratio")
     for row in found["rows"]:
         speeds = [f"{row[key]:.0f}" for key in ("peer_tokens_per_second", "own_tokens_per_second")]
-        kinds = [row["weights"], row["own_weights"]]
+        kinds = [IN_MEMORY.get(row["peer"], row["weights"]), row["own_weights"]]
         yield line(f"{row['peer']} {row['version']}", *kinds, str(row["batch"]), *speeds, interval(row))
 
 
@@ -55,3 +58,23 @@ def load_time(found: Found) -> Iterator[str]:
     for row in found["rows"]:
         figures = [f"{row[key]:.1f}" for key in ("total_s", "load_s", "weights_gb")]
         yield line(row["weights"], row["cache"], *figures, f"{row['peak_share']:.2f}")
+
+
+def prompt_products(found: Found) -> Iterator[str]:
+    """GFLOP/s of products with a weight [2048, 2048]."""
+    counts = list(dict.fromkeys(row["rows"] for row in found["rows"]))
+    yield from heading("weights", *(f"{count} rows, GFLOP/s" for count in counts))
+    for name in dict.fromkeys(row["weights"] for row in found["rows"]):
+        speeds = {row["rows"]: row["gflop_per_s"] for row in found["rows"] if row["weights"] == name}
+        yield line(name, *(f"{speeds[count]:.0f}" for count in counts))
+
+
+def attention(found: Found) -> Iterator[str]:
+    """Milliseconds of one layer by rows, and their share of the least time."""
+    counts = list(found["rows"][0]["ms_per_layer"])
+    heads = [f"{count} rows, ms" if count != "1" else "1 row, ms" for count in counts]
+    yield from heading("model", "dtype", "context", *heads, f"share of the least time, {', '.join(counts)} rows")
+    for row in found["rows"]:
+        shares = ", ".join(f"{row['share_of_least'][count]:.2f}" for count in counts)
+        cells = [f"{row['ms_per_layer'][count]:.2f}" for count in counts]
+        yield line(row["model"], row["dtype"], str(row["context"]), *cells, shares)
