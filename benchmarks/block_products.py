@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.isa:
         operators.set_isa(options.isa)
     if options.prompts:
-        prompts(options.formats, options.repeats, f"prompt_products_{options.isa}" if options.isa else "prompt_products")
+        prompts(
+            options.formats, options.repeats, f"prompt_products_{options.isa}" if options.isa else "prompt_products"
+        )
         return
     if options.compute:
         compute(options.formats, options.out)

@@ -23,6 +23,7 @@ from cospec.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 DOMAINS = ("code", "math", "prose")
+DRAFTER = "drafter"  # in counts of calls, next to the members of an ensemble
 
 
 def prompts(domain: str, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from itertools import cycle
 from operator import add
 from typing import Any, cast
 
-from benchmarks.common import Samples, alternate, prompts
+from benchmarks.common import DRAFTER, Samples, alternate, prompts
 from cospec import LLM, SamplingParams
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
@@ -39,9 +39,14 @@ SETTINGS = {
 
 @dataclass
 class Writer:
-    """Generates with one engine, and counts the models' calls and the tokens."""
+    """Generates with one engine, and counts the models' calls and the tokens.
+
+    Attributes:
+        drafts: whether a drafter that is no member proposes chains; each of its tokens is a call of ``drafter``.
+    """
 
     llm: LLM
+    drafts: bool = False
     calls: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
 
@@ -49,6 +54,8 @@ class Writer:
         """Generate from all prompts together."""
         for output in self.llm.generate(ids, chosen, ensemble=ensemble):
             self.calls.update(output.stats.model_calls)
+            if self.drafts:
+                self.calls[DRAFTER] += output.stats.drafted
             self.tokens += len(output.outputs[0].token_ids)
 
     def calls_per_token(self) -> dict[str, float]:
@@ -67,7 +74,8 @@ def writer(setting: Setting, collaboration: OutputDistribution, batch: int, **mo
     """Build an engine of the setting with the given proposal options, for a number of parallel requests."""
     models, ensemble = setting.models, setting.ensemble
     room: dict[str, Any] = {"max_num_seqs": batch, "kv_cache_memory_bytes": 256 << 20}
-    return Writer(LLM(models=models, ensemble=ensemble, collaboration=collaboration, **room, **more))
+    llm = LLM(models=models, ensemble=ensemble, collaboration=collaboration, **room, **more)
+    return Writer(llm, drafts="speculative_config" in more)
 
 
 def time_writers(

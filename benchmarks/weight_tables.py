@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from benchmarks.table_lines import Found, heading, interval, line
 
-
 IN_MEMORY = {"ctranslate2": "int8, converted from bf16"}  # the file's weights are stored in the results
 
 

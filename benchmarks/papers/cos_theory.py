@@ -42,8 +42,8 @@ def theorems(results: Results) -> Section:
         tuple(rows),
         "The paper's column holds the printed equations, computed; γ_p is 1. Ours counts the calls of all steps as a "
         "Markov chain. Theorem 3.1 has no rows: the count with one proposer is the theorem, as "
-        "`tests/unit/ensemble/test_proposer_policy.py` shows. Theorem 3.6 is about one cycle, in which the first model proposes γ tokens. In other cycles the "
-        "second model proposes one token; these cycles make the difference.",
+        "`tests/unit/ensemble/test_proposer_policy.py` shows. Theorem 3.6 is about one cycle, in which the first model "
+        "proposes γ tokens. In other cycles the second model proposes one token; these cycles make the difference.",
     )
 
 

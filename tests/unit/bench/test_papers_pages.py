@@ -221,6 +221,9 @@ def test_a_loss_is_explained_by_the_calls_and_their_cost(room: Room) -> None:
     assert "no clear difference" in found.loss("plain", 0.0, 1)
     speeds["plain"] = [2.0, 1.9, 2.1]
     assert "not known" in found.loss("plain", 0.0, 1), "the calls of its drafter are not counted"
+    calls["plain"] = {"big": 0.5, "small": 0.5, "drafter": 1.0}
+    assert "have 1.08 and 1.08 times" in found.loss("plain", 0.0, 1), "0.65 calls over 0.6"
+    assert "have 1.33 and 1.33 times" in found.loss("plain", 0.0, 2), "2 calls of one size over 1.5"
     speeds["naive"] = [1.4, 1.3, 1.5]
     assert found.loss("naive", 0.0, 1) == ""
 
