@@ -58,7 +58,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **POOLS,
 }
 OVER_HTTP = ("off", "k=4", "auto")
-FILLING = 6  # turns of ``offline`` that use all pages of the KV cache once
+LOADS = ((1, 0.0), (8, 0.0), (8, 0.8))  # requests at once, temperature
+FILLING = 6  # turns of eight requests that use all pages of the KV cache once
 PAUSE = 0.3  # seconds before each turn: torch's threads of the other process spin for 0.2 s after their last work
 WORKER = """
 import json, sys, time
@@ -146,7 +147,7 @@ def offline(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Names
                 started = shuffler.sample(list(checkouts.items()), len(checkouts))
                 workers = {who: stack.enter_context(worker(path, CONFIGS[name])) for who, path in started}
                 for turn in range(-FILLING, options.turns // options.restarts):
-                    for batch, temperature in ((1, 0.0), (8, 0.0), (8, 0.8)):
+                    for batch, temperature in LOADS if turn >= 0 else LOADS[1:2]:
                         chosen = shuffler.sample(texts, batch)
                         job = {"prompts": chosen, "tokens": options.tokens, "temperature": temperature}
                         order = shuffler.sample(list(workers), len(workers))
