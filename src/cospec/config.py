@@ -123,7 +123,8 @@ class CollaborationConfig(Options):
 
     Attributes:
         proposal: ``alternate``: every model proposes in turn. ``naive``: one model proposes. ``standard``: no model
-            proposes; every model scores every token. ``parallel``: ``standard`` with one thread per model.
+            proposes; every model scores every token. ``parallel``: ``standard`` with one thread per model. None is
+            ``naive`` with proposer 1 for the ensemble ``adaptive``, whose second model drafts, and else ``alternate``.
         gamma: tokens per proposal: one number, or one number per model. ``auto`` chooses by measured cost and
             acceptance.
         proposer: the index in ``models`` of the default proposer. None is the first model, or a free choice for
@@ -131,7 +132,7 @@ class CollaborationConfig(Options):
         request_ensembles: whether a request may choose another ensemble.
     """
 
-    proposal: Literal["alternate", "naive", "standard", "parallel"] = "alternate"
+    proposal: Literal["alternate", "naive", "standard", "parallel"] | None = None
     gamma: Literal["auto"] | int | list[int] = "auto"
     proposer: int | None = Field(default=None, ge=0)
     request_ensembles: bool = True

@@ -189,7 +189,8 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     host = replace(host, nodes=hub_of(speculative, cast.models[0]))
     drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
-    by_members = f"the models draft for each other ({config.collaboration.proposal})"
+    proposal = config.collaboration.proposal
+    by_members = "the models draft for each other" + (f" ({proposal})" if proposal else "")
     drafts = by_members if drafter is None else drafting(speculative, host.default_drafter)
     with closed_on_error(drafter):
         components = assemble_ensemble(cast, drafter, chosen, text)

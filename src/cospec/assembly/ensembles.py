@@ -146,6 +146,7 @@ def build_proposer_policy(options: CollaborationConfig, count: int, blend: Blend
     Raises:
         InvalidInput: the lengths or the proposer do not match ``count`` models.
     """
+    options = with_defaults(options, blend)
     if options.proposer is not None and options.proposer >= count:
         raise InvalidInput("collaboration.proposer", options.proposer, f"a model's index, from 0 to {count - 1}")
     gammas = _gammas(options.gamma, count)
@@ -157,6 +158,16 @@ def build_proposer_policy(options: CollaborationConfig, count: int, blend: Blend
     )
     free = ScheduleOptions(lengths=not no_proposals and gammas is None, proposer=options.proposer is None)
     return GoodputProposerPolicy(proposer_schedule, blend.members, free, relaxed=not blend.exact)
+
+
+def with_defaults(options: CollaborationConfig, blend: Blend) -> CollaborationConfig:
+    """Return the options with a proposal. A relaxed target verifies the drafts of its drafter (DSD section 2.3)."""
+    if options.proposal is not None:
+        return options
+    if blend.exact:
+        return options.model_copy(update={"proposal": "alternate"})
+    proposer = 1 if options.proposer is None else options.proposer
+    return options.model_copy(update={"proposal": "naive", "proposer": proposer})
 
 
 def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:

@@ -320,6 +320,15 @@ def test_the_lengths_that_are_asked_for() -> None:
     )
 
 
+def test_the_drafter_of_a_relaxed_target_proposes_by_default() -> None:
+    relaxed = build_blend({"method": "adaptive", "max_divergence": 0.1}, 2)
+    default, asked = CollaborationConfig(), CollaborationConfig(proposal="alternate")
+    found = build_proposer_policy(default, 2, relaxed).proposer_schedule
+    assert not found.alternate and found.order == (1, 0)
+    for options, blend in ((default, BOTH), (asked, relaxed)):
+        assert build_proposer_policy(options, 2, blend).proposer_schedule.alternate
+
+
 def write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
     """One word a token."""
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="w0"))).save_pretrained(folder)
