@@ -25,7 +25,7 @@ static void add_tile(const Query* queries, const Values& values, long stride, lo
     for (int half = values.first; half < values.last; half++) {
         const uint8_t* entry = values.halves.at[half];
         for (int j = 0; j < HALF; j++, entry += stride) {
-            if (values.halves.ahead && d == 0) fetch(values.halves.ahead[half] + j * stride, stride);
+            if (values.halves.ahead && d == 0 && j % 4 == 0) fetch(values.halves.ahead[half] + j * stride, 4 * stride);
             V value[VECTORS];
             UNROLL_FOR (int l = 0; l < VECTORS; l++) value[l] = numbers<E>(entry, d + 16 * l);
             UNROLL_FOR (int i = 0; i < Q; i++) {

@@ -84,7 +84,10 @@ INLINE void sum_tile(const V* part, float* r) { sums4(part, r); }
 
 // Fetch entries into the second cache. The hardware fetches only inside of a page of memory.
 INLINE void fetch(const uint8_t* from, long bytes) {
-    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+    long at = 0;
+    for (; at + 256 <= bytes; at += 256)
+        UNROLL_FOR (int i = 0; i < 4; i++) __builtin_prefetch(from + at + 64 * i, 0, 2);
+    for (; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
 struct Halves {  // of a block, and the halves to fetch meanwhile, or null
@@ -96,11 +99,13 @@ template <class E, int Q> static void score_tile(const Query* queries, const Hal
     constexpr int N = TILE / Q;
     const long stride = entry_bytes<E>(dim);
     for (int first = 0; first < 16; first += N) {
-        const auto entry_of = [&](const uint8_t* const* halves, int j) {
-            return halves[(first + j) / HALF] + (first + j) % HALF * stride;
-        };
-        const auto entry = [&](int j) { return entry_of(keys.at, j); };
-        for (int j = 0; keys.ahead && j < N; j++) fetch(entry_of(keys.ahead, j), stride);
+        // A tile's entries lie in one half, or in both.
+        constexpr int SHARE = N < HALF ? N : HALF;
+        const long offset = first % HALF * stride;
+        const uint8_t *const low = keys.at[first / HALF] + offset, *const high = keys.at[1];
+        const auto entry = [&](int j) { return (j < HALF ? low : high - HALF * stride) + j * stride; };
+        for (int half = 0; keys.ahead && half < N / SHARE; half++)
+            fetch(keys.ahead[first / HALF + half] + offset, SHARE * stride);
         V product[TILE];
         UNROLL_FOR (int i = 0; i < TILE; i++) product[i] = zero();
         const auto add = [&](const V* q, int j, V key) {
@@ -208,10 +213,18 @@ template <int Q> static void score_transposed(const Query* queries, const float*
 template <class E>
 static void score_many(const Query* queries, long count, const Halves& keys, long dim, int part) {
     alignas(64) float transposed[MAX_DIM * ENTRIES];
-    for (int half = 0; keys.ahead && half < 4; half++) fetch(keys.ahead[half], HALF * entry_bytes<E>(dim));
+    int fetched = 0;  // halves, one after the other between other work: few loads can wait at a time
+    const auto fetch_half = [&] {
+        if (keys.ahead && fetched < 4) fetch(keys.ahead[fetched++], HALF * entry_bytes<E>(dim));
+    };
+    fetch_half();
     transpose_keys<E>(keys.at, dim, transposed);
     long i = 0;
-    for (; i + 4 <= count; i += 4) score_transposed<4>(queries + i, transposed, dim, part);
+    for (; i + 4 <= count; i += 4) {
+        fetch_half();
+        score_transposed<4>(queries + i, transposed, dim, part);
+    }
+    static_assert(MANY_QUERIES >= 12, "all four halves are fetched");
     for (; i < count; i++) score_transposed<1>(queries + i, transposed, dim, part);
 }
 

@@ -194,6 +194,17 @@ Division divide(const AttentionParams& params, int threads) {
     return division;
 }
 
+// Claim the tasks [*from, *to) of those that are left: neighbours, as a span fetches the begin of the next one.
+bool claim(std::atomic<long>& next, long count, int threads, long* from, long* to) {
+    *from = next.load(std::memory_order_relaxed);
+    do {
+        if (*from >= count) return false;
+        const long share = (count - *from) / (2 * threads);
+        *to = *from + (share > 1 ? share : 1);
+    } while (!next.compare_exchange_weak(*from, *to, std::memory_order_relaxed, std::memory_order_relaxed));
+    return true;
+}
+
 long state_floats(const AttentionParams& params, const AttentionTask& task) {
     return task.num_queries(params) * attention_state(params.dim);
 }
@@ -214,15 +225,19 @@ void run_attention(const AttentionParams& params, const Team& team, std::atomic<
                group = params.heads / params.kv_heads;
     float* scratch = thread_scratch().reserve(k.attend_scratch(queries > group ? queries : group, params.dim));
     const Division division = divide(params, team.size);
-    long number = 0, claimed = next.fetch_add(1);
+    const auto spans_of = [&](const AttentionTask& task) {
+        return division.spans ? num_spans(params, task.sequence) : 1;
+    };
+    long count = 0, number = 0, from, to;
+    for_tasks(params, division, [&](const AttentionTask& task) { count += spans_of(task); });
+    bool more = claim(next, count, team.size, &from, &to);
     float* state = states;
     for_tasks(params, division, [&](AttentionTask task) {
-        const long spans = division.spans ? num_spans(params, task.sequence) : 1;
-        for (long span = 0; span < spans; span++, number++) {
+        for (long span = 0; more && span < spans_of(task); span++, number++) {
             if (division.spans) task.span = span, task.state = state, state += state_floats(params, task);
-            if (number != claimed) continue;
+            if (number < from) continue;
             k.attend(params, task, scratch);
-            claimed = next.fetch_add(1);
+            if (number + 1 == to) more = claim(next, count, team.size, &from, &to);
         }
     });
     if (!division.spans) return;
