@@ -131,6 +131,16 @@ REPORTS = {
         "aims. The cold start of q4_0 misses, and so do the peaks of q4_0 but for the warm start.",
         (("One row", "weight_bandwidth"), ("Start", "load_time")),
     ),
+    "products": Report(
+        "Products of prompts, and attention of long contexts",
+        "Products of many rows with a weight [2048, 2048] in each format, and torch's (oneDNN) in float32 and "
+        "bfloat16. Prompts use the products of single rows, which have the same bits for every number of rows. "
+        "Attention is of one sequence, in the shape of Llama 3.2 1B. The least time is the larger of two: reading "
+        "keys and values at the measured bandwidth, and multiplying in float32 at the measured rate. Rows and the "
+        "heads that share keys add multiplications, and entries of fewer bits are widened first, so they gain less "
+        "than their bytes. A core waits for few loads at a time, so reading alone does not reach the bandwidth.",
+        (("Products of many rows", "prompt_products"), ("Attention", "attention")),
+    ),
     "load": Report(
         "Latency under load",
         "Poisson arrivals of three domains. At every rate all configurations serve the same requests in short "
