@@ -162,7 +162,10 @@ REPORTS = {
         "Pools of drafters",
         "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
         "call* is tokens per forward of the target; *verified* is the target's tokens per committed token.",
-        (("Drafters alone and together", "pool"),),
+        (
+            ("Drafters alone and together", "pool"),
+            ("One drafter per request: where the time goes", "pool_one"),
+        ),
     ),
     "heads": Report(
         "Medusa heads",

@@ -58,6 +58,7 @@ class Runs:
     tokens: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)  # per batch, of all repeats
     own: list[float] = field(default_factory=list)
+    parts: list[Mapping[str, float]] = field(default_factory=list)  # milliseconds per token of each batch
 
     def acceptance(self, prompts: Any = slice(None)) -> float:
         """Return the mean acceptance length over some prompts, by number."""
@@ -78,9 +79,11 @@ class Runs:
         found: dict[str, Any] = {name: interval(columns, ratio) for name, ratio in RATIOS.items()}
         found["tokens_per_s"] = spread(self.speeds)
         found["own_share"] = statistics.median(self.own) if self.own else None
+        found["ms_per_token"] = {name: statistics.median(part[name] for part in self.parts) for name in PARTS}
         return found
 
 
+PARTS = ("scoring", "drafting", "target", "rest")  # of a step's time; *scoring* of known tokens by drafters
 RATIOS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "acceptance": lambda sums: 1.0 + sums["accepted"] / max(1.0, sums["drafts"]),
     "tokens_per_call": lambda sums: sums["tokens"] / sums["target_calls"],
@@ -265,11 +268,17 @@ def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repe
     """Run one batch; a repeated batch counts for the speed only."""
     drafter = llm.engine.execution_mode.components.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
-    before = llm.engine.metrics().step_seconds
+    scored, before = 0.0 if drafter is None else drafter.scoring_seconds, llm.engine.metrics()
     written = llm.generate(list(texts), params)
-    taken = llm.engine.metrics().step_seconds - before
+    after = llm.engine.metrics()
+    taken = after.step_seconds - before.step_seconds
     tokens = [len(output.outputs[0].token_ids) for output in written]
     runs.speeds.append(sum(tokens) / taken)
+    scoring = 0.0 if drafter is None else drafter.scoring_seconds - scored
+    drafting = after.draft_seconds - before.draft_seconds - scoring
+    target = after.target_seconds - before.target_seconds
+    seconds = scoring, drafting, target, taken - scoring - drafting - target
+    runs.parts.append({name: 1e3 * part / sum(tokens) for name, part in zip(PARTS, seconds, strict=True)})
     if isinstance(drafter, PoolDrafter):
         runs.own.append((drafter.seconds.own - own) / taken)
     if repeat == 0:

@@ -241,6 +241,20 @@ def pool(found: Found) -> Iterator[str]:
         yield line(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
 
 
+def pool_one(found: Found) -> Iterator[str]:
+    """Pools with one drafter per request over the generic drafter: acceptance, speed, and where the time goes."""
+    parts = list(found["rows"][0]["ms_per_token"])
+    yield from heading("system", "prompts", "T", "acceptance", "tokens/s", *(f"{part}, ms a token" for part in parts))
+    for row in found["rows"]:
+        times = [f"{row['ms_per_token'][part]:.3f}" for part in parts]
+        figures = [
+            f"{row['temperature']:g}",
+            f"{row['acceptance'][0]:.2f}",
+            "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]),
+        ]
+        yield line(row["system"], row["workload"], *figures, *times)
+
+
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
     """One line per combiner and temperature; an interval where a cell has one ratio."""
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
@@ -339,6 +353,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "cosine": node_links,
     "node_overhead": node_overhead,
     "pool": pool,
+    "pool_one": pool_one,
     "heads": heads,
     "gguf": weight_tables.gguf,
     "peers": weight_tables.peers,
