@@ -30,10 +30,10 @@ from typing import Any
 import httpx
 
 from benchmarks.cluster_process import ClusterProcess
+from benchmarks.common import write
 from benchmarks.relay import Relay
 from cospec import LLM, SamplingParams
 
-RESULT = Path(__file__).parent / "results" / "chaos.json"
 ENGINE: dict[str, Any] = {
     "model": "zoo",
     "max_num_seqs": 8,
@@ -338,13 +338,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--requests", type=int, help="default: 200 per minute")
     parser.add_argument("--every", type=float, default=6.0, help="seconds between faults")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--name", default="chaos", help="of the file in benchmarks/results")
     given = parser.parse_args()
     requests = given.requests or round(200 * given.minutes)
     with tempfile.TemporaryDirectory() as folder:
         report = run(given.minutes * 60, requests, given.every, Path(folder))
-    given.output.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    print(given.output.read_text(), end="")
+    print(write(given.name, asdict(report)).read_text(encoding="utf-8"), end="")
     raise SystemExit(bool(report.lost or report.wrong or report.left or report.leaks or report.sockets))
 
 
