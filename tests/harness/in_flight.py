@@ -14,7 +14,7 @@ from torch import Tensor
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model, PipelinedModel
 from cospec.core.model_io import BatchOutput, TokenBatch
-from cospec.core.pipelined_verifier import PipelinedVerifier
+from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.types import Commit, FinishReason, Request
 from cospec.core.verifier import TargetVerifier
 from cospec.errors import VerifierLost
@@ -92,7 +92,7 @@ class _Tracked(Future[BatchOutput]):
         return self._real.cancel()
 
 
-class QueuedVerifier(PipelinedVerifier):
+class QueuedVerifier(PipelineParallelVerifier):
     """A verifier whose target is a ``QueuedModel``."""
 
     def __init__(self, inner: TargetVerifier, max_in_flight: int, fails: Callable[[], str | None]) -> None:

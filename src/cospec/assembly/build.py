@@ -26,7 +26,7 @@ from cospec.assembly.sharding import load_target, refuse_shards
 from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
-from cospec.core.pipelined_verifier import PipelinedVerifier
+from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
@@ -233,7 +233,7 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    pipelined = None if target.pipelined_model is None else PipelinedVerifier(target.pipelined_model, verifier)
+    pipelined = None if target.pipelined_model is None else PipelineParallelVerifier(target.pipelined_model, verifier)
     verification = Verification(
         target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
     )

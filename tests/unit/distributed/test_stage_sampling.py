@@ -14,7 +14,7 @@ from torch import Tensor
 from cospec.acceptance.python_verification import NOT_FINITE
 from cospec.assembly.components import AcceptanceMethods
 from cospec.core.model_io import BatchOutput, SequenceSlice, TokenBatch
-from cospec.core.pipelined_verifier import PipelinedVerifier
+from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Draft, DraftBudget, Request, RequestState, ScheduledRequest, SpeculationParams, StepOutput
 from cospec.core.verifier import TargetVerifier
@@ -87,7 +87,7 @@ def outputs(
     verifier = TargetVerifier(model, Single(), AcceptanceMethods())
     return (
         verifier.submit(entries, drafts).result(),
-        PipelinedVerifier(model, verifier).submit(entries, drafts).result(),
+        PipelineParallelVerifier(model, verifier).submit(entries, drafts).result(),
     )
 
 

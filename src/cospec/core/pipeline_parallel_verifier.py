@@ -18,7 +18,7 @@ from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, Ste
 from cospec.core.verifier import TargetVerifier
 
 
-class PipelinedVerifier:
+class PipelineParallelVerifier:
     """Lays batches out and decides as ``verifier`` does; ``model`` computes the batches between.
 
     Args:
