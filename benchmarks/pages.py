@@ -66,9 +66,8 @@ REPORTS = {
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
         "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
         "latency of requests. The aim is at most 1.03. Drafts, prompt lookup and pools miss the aim. Forwards take the "
-        "same time. The Python part of a step is longer: the zoo's target takes a millisecond for a row, and eight "
-        "requests of a step some 30 microseconds each in Python. Pools also lost native parts that gained less than 5% "
-        "each ([measured](second_implementations.md)).",
+        "same time. The Python part of a step is longer, which shows with a target of 22 M parameters. Pools also lost "
+        "native parts that gained less than 5% each ([measured](second_implementations.md)).",
         (
             ("Closed loops", "same_speed"),
             ("Servers under Poisson arrivals", "same_speed_http"),

@@ -76,14 +76,14 @@ def helped(runs: Runs) -> str:
     """Which systems four steps in flight make faster, and where they do not."""
     pairs = IN_FLIGHT | {PIPELINED: WHOLE}
     lost = [
-        f"{name} at batch {batch:g} ({runs.throughput(own, batch) / runs.throughput(name, batch):.2f}×)"
+        f"{name} at batch {batch:g}, {runs.by_parts(own, name, batch)}"
         for name, own in pairs.items()
         for batch in runs.loads
         if round(runs.throughput(own, batch) / runs.throughput(name, batch), 2) <= 1.0
     ]
     if not lost:
         return "Steps in flight help every system."
-    return f"Steps in flight help every system, but not {', '.join(lost)}. The reason was not measured."
+    return f"Steps in flight help every system, but not {'; '.join(lost)}."
 
 
 def behind(runs: Runs) -> str:
