@@ -252,12 +252,9 @@ def slower(found: Found) -> str:
     """Why fusion loses: how long the steps take."""
     pool = Pool(found)
     systems = {"fuse": "fuse hedge", "fuse with explore": "fuse explore", "SpecInfer": "union all"}
-    cells = ", ".join(f"{words} {pool.step(name)}" for words, name in systems.items())
+    cells = "; ".join(f"{words} {pool.step(name)}" for words, name in systems.items())
     chain = pool.best_single()
-    return (
-        f"A step takes: {cells}; a chain of {chain} {pool.step_ms(chain):.1f} ms. The rest of a step, drafting token "
-        "by token and verification, was not measured apart."
-    )
+    return f"A step takes: {cells}; a chain of {chain} {pool.step(chain)}."
 
 
 def over_tree(found: Found) -> str:

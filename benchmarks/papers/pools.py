@@ -66,8 +66,12 @@ class Pool:
         return float(self.at(system)["own_share"] or 0.0) * self.step_ms(system)
 
     def step(self, system: str) -> str:
-        """Both, in words."""
-        return f"{self.step_ms(system):.1f} ms, {self.own_ms(system):.1f} ms of them the pool's own work"
+        """Milliseconds of a step and of its parts, in words."""
+        parts = self.at(system)["ms_per_token"]
+        scale = self.step_ms(system) / sum(parts.values())
+        each = ", ".join(f"{name} {scale * part:.1f}" for name, part in parts.items() if round(scale * part, 1))
+        own = self.own_ms(system)
+        return f"{self.step_ms(system):.1f} ms = {each}" + (f" (the pool's own work {own:.1f})" if own else "")
 
     def best_single(self, workload: str = MIXED) -> str:
         """The drafter with the longest accepted drafts."""
