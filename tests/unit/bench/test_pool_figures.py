@@ -57,9 +57,9 @@ def test_the_page_shows_them_with_their_intervals(pool: ModuleType) -> None:
         {"combiner": "fuse", "workload": workload, "temperature": 0.0, "of": "code", "best tree": [1.25, 1.125, 1.5]}
         for workload in ("code", "mixed")
     ]
-    table = "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"same_nodes": rows}))
+    table = "\n".join(importlib.import_module("benchmarks.pool_tables").pool(stored | {"same_nodes": rows}))
     assert "| fuse | 0 | 1.25 (1.12 to 1.50) | 1.25 (1.12 to 1.50) |" in table
     text = importlib.import_module("benchmarks.papers.cosine").over_tree({"same_nodes": rows})
     assert text == "acceptance length 1.25× (1.12 to 1.50) of code"
     some = [{key: value for key, value in row.items() if key != "all"} for row in stored["hedge"]]
-    assert " /  / " in "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"hedge": some}))
+    assert " /  / " in "\n".join(importlib.import_module("benchmarks.pool_tables").pool(stored | {"hedge": some}))
