@@ -20,11 +20,22 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, SpeculationParams
+from cospec.drafters.pool.routing.all import AllDrafters
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
+from cospec.drafters.pool.routing.routing import Routing, RoutingInput
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
-from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
+from harness.enumerated_draws import (
+    BranchingRandom,
+    BranchTrace,
+    OutputDistribution,
+    Uniform,
+    Unsound,
+    enumerate_runs,
+    total_variation,
+)
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
 from harness.target_probs import target_probs_of
@@ -62,9 +73,15 @@ class OwnNoise(BranchingRandom):
 
 
 def error(
-    pool: tuple[str, str], acceptance_method: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
+    pool: tuple[str, str | Routing, Sequence[str]],
+    acceptance_method: str,
+    params: SamplingParams,
+    length: int,
+    k: int = 2,
+    branching: type[BranchingRandom] = BranchingRandom,
 ) -> float:
     """Total variation between a request's distribution and the target's; a seeded request runs at the same time."""
+    combiner, routing, names = pool
     other = make_request("other", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
     watched = Request(
         "watched",
@@ -77,12 +94,12 @@ def error(
 
     def run(trace: BranchTrace) -> tuple[int, ...]:
         def real(seed: int, base: int) -> RandomStreams | BranchingRandom:
-            return BranchingRandom(trace, base) if seed == watched.seed else RandomStreams(seed, base)
+            return branching(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 
         def own(seed: int, base: int) -> RandomStreams | BranchingRandom:
             return OwnNoise(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 
-        engine = pool_engine(target(), pool_of(toy_drafters(2, names), *pool, 2), "auto", k, 2 * k)
+        engine = pool_engine(target(), pool_of(toy_drafters(2, names), combiner, routing, 2), "auto", k, 2 * k)
         output: tuple[int, ...] = ()
         with drawing(real), ExitStack() as stack:
             for module in ("model", "dynamic_tree", "pool.candidates"):
@@ -102,23 +119,63 @@ def error(
 @pytest.mark.parametrize(("combiner", "acceptance_method"), JUDGED)
 def test_every_combiner_under_every_rule(combiner: str, acceptance_method: str, params: str) -> None:
     length = 2 if (combiner, acceptance_method) == ("mix", "match") else 3  # these draws have the most branches
-    assert error((combiner, "all"), acceptance_method, PARAMS[params], ("first", "copy"), length) < EXACT
+    assert error((combiner, "all", ("first", "copy")), acceptance_method, PARAMS[params], length) < EXACT
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize(("combiner", "acceptance_method"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
 def test_every_routing_over_several_rounds(combiner: str, acceptance_method: str, routing: str) -> None:
     """Weights and confidences move between the steps. Random routing branches like every draw."""
-    assert error((combiner, routing), acceptance_method, PLAIN, ("first", "second"), 3, k=1) < EXACT
+    assert error((combiner, routing, ("first", "second")), acceptance_method, PLAIN, 3, k=1) < EXACT
+
+
+class ByChance(AllDrafters):
+    """Chooses one of two drafters by a random number of some stream."""
+
+    def __init__(self, kind: StreamKind) -> None:
+        self._kind = kind
+
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
+        from cospec.drafters.pool.routing import routing  # the draws that the enumeration stands in for
+
+        draws = cast(Any, routing).RandomStreams(choice.seed, choice.base)
+        (number,) = draws.uniforms(choice.base, 1, self._kind)
+        return [0 if number < 0.5 else 1]
+
+
+@dataclass(frozen=True)
+class SameNumbers(BranchingRandom):
+    """Gives the same number to every reader of a key, as the real generator does."""
+
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> list[Uniform]:
+        _, given = NUMBERS.setdefault(id(self.trace), (self.trace, {}))  # the trace is kept, so its id stays its own
+        keys = [self._key(place, kind, branch) for place in range(position, position + count)]
+        return [given.setdefault(key, Uniform(self.trace)) for key in keys]
+
+
+NUMBERS: dict[int, tuple[BranchTrace, dict[Any, Uniform]]] = {}
+
+
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_routing_by_the_numbers_of_the_acceptance_is_caught(acceptance_method: str) -> None:
+    """Numbers of its own leave the distribution; those that accept drafts too do not."""
+    own, shared = (
+        error(("mix", ByChance(kind), ("first", "second")), acceptance_method, PLAIN, 3, 1, SameNumbers)
+        for kind in (StreamKind.ROUTE, StreamKind.ACCEPT)
+    )
+    assert own < EXACT
+    assert shared > SEEN
+    with pytest.raises(Unsound, match="was used twice"):
+        error(("mix", ByChance(StreamKind.ACCEPT), ("first", "second")), acceptance_method, PLAIN, 3, 1)
 
 
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
 def test_another_vocabulary_and_suffixes_in_a_pool(combiner: str) -> None:
-    assert error((combiner, "hedge"), "match", PLAIN, ("foreign", "suffix", "first"), 2) < EXACT
+    assert error((combiner, "hedge", ("foreign", "suffix", "first")), "match", PLAIN, 2) < EXACT
 
 
 def test_a_pool_of_three() -> None:
-    assert error(("mix", "hedge"), "block", PLAIN, ("first", "second", "copy"), 3) < EXACT
+    assert error(("mix", "hedge", ("first", "second", "copy")), "block", PLAIN, 3) < EXACT
 
 
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])

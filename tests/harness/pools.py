@@ -19,6 +19,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
+from cospec.drafters.pool.routing.routing import Routing
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import parse
@@ -38,7 +39,7 @@ class Ticks:
 def pool_of(
     drafters: Mapping[str, Drafter],
     combiner: str = "fuse",
-    routing: str = "hedge",
+    routing: str | Routing = "hedge",
     vocab_size: int = 3,
     clock: Clock | None = None,
     **member: Any,
@@ -46,7 +47,8 @@ def pool_of(
     """A pool whose clock stands still; ``member`` are ``deadline`` and ``token_steps`` of ``Member.of``."""
     made, clock = COMBINERS.load(combiner)(), clock or Ticks()
     members = [Member.of(name, each, clock, made.is_stepwise, **member) for name, each in drafters.items()]
-    return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolContext(vocab_size, clock))
+    chosen: Routing = routing if isinstance(routing, Routing) else ROUTINGS.load(routing)()
+    return PoolDrafter(members, made, chosen, PoolContext(vocab_size, clock))
 
 
 def letters(words: str) -> Tokenizer:
