@@ -1,7 +1,8 @@
 """Score known tokens with a drafter, without drafting (2510.20064).
 
-Every drafter reads committed tokens when it catches up, so scoring them only costs the rows' logits. The scores show
-how well an unused drafter would have drafted, and how well a new drafter knows the prompt.
+The scores show how well an unused drafter would have drafted, and how well a new drafter knows the prompt. A drafter
+reads a short backlog into its KV cache, as it would to draft. Of a long backlog the drafter reads only the end, and
+keeps nothing, because most drafters that score do not draft next.
 """
 
 from __future__ import annotations
@@ -21,30 +22,59 @@ from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK, DraftKVCache
 from cospec.native import library
 
+WINDOW = LOOKBACK + 1 + 16  # tokens that are read of a long backlog; the first 16 only give context
+LONG_BACKLOG = 2 * WINDOW  # from here on windows save tokens, even if one of two drafters then drafts and reads all
+
 
 def score_known_tokens(
     model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext]
 ) -> dict[str, TokenScores]:
-    """Feed the backlog and score the latest known tokens; the ids are the target's."""
-    fitting = [context for context in contexts if kv_cache.open(context, DraftBudget(1, 1)) is not None]
-    if not fitting:
-        return {}
+    """Score the latest known tokens, at most ``LOOKBACK``; the ids are the target's."""
+    windows: dict[str, SequenceSlice] = {}
+    fitting: list[DraftContext] = []
+    for context in contexts:
+        if kv_cache.backlog_len(context.id, len(context.tokens)) > LONG_BACKLOG:
+            window = _window(model, context)
+            if window is not None:
+                windows[context.id] = window
+        elif kv_cache.open(context, DraftBudget(1, 1)) is not None:
+            fitting.append(context)
     slices: list[SequenceSlice] = []
     for context, fed in zip(fitting, kv_cache.backlog(fitting).slices, strict=True):
         known = len(context.tokens)
         first = max(0, known - 1 - LOOKBACK)
         start = min(fed.start, first)
         slices.append(SequenceSlice(context.id, start, tuple(context.tokens[start:]), logits_from=first - start))
-    logits = model.forward(TokenBatch(tuple(slices)))
+    slices += windows.values()
+    if not slices:
+        return {}
+    try:
+        logits = model.forward(TokenBatch(tuple(slices)))
+    finally:
+        model.free([window.id for window in windows.values()])
     for context in fitting:
         kv_cache.keep(context, (), ())
+    return _scores([*[context.id for context in fitting], *windows], slices, logits)
+
+
+def _window(model: Model, context: DraftContext) -> SequenceSlice | None:
+    """Return the end of the known tokens as a sequence of its own, with room in the KV cache; None without room."""
+    id, tokens = f"{context.id} scored", tuple(context.tokens[-WINDOW:])
+    model.pages.open_sequence(id, ())
+    if len(tokens) > model.max_len or not model.pages.allocate(id, len(tokens)):
+        model.free([id])
+        return None
+    return SequenceSlice(id, 0, tokens, logits_from=len(tokens) - 1 - LOOKBACK)
+
+
+def _scores(ids: Sequence[str], slices: Sequence[SequenceSlice], logits: Tensor) -> dict[str, TokenScores]:
     # A token's row is the row before it; the last row has no token yet, and scores token 0.
     asked = [token for part in slices for token in (*part.tokens[part.logits_from + 1 :], 0)]
     found, row = {}, 0
     values = token_probabilities(logits, asked)
-    for part in slices:
+    for id, part in zip(ids, slices, strict=True):
         count = len(part.tokens) - part.logits_from - 1
-        found[part.id] = TokenScores(float(values[row : row + count].sum()), count)
+        found[id] = TokenScores(float(values[row : row + count].sum()), count)
         row += count + 1
     return found
 
