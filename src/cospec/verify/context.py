@@ -87,10 +87,14 @@ class Target:
 
 
 def bare_engine(
-    target: Target, drafter: Drafter, length: int, acceptance_methods: Mapping[str, AcceptanceMethod] | None = None
+    target: Target,
+    drafter: Drafter,
+    length: int,
+    acceptance_methods: Mapping[str, AcceptanceMethod] | None = None,
+    max_nodes: int | None = None,
 ) -> Engine:
     """Build an engine without text for loaded models; ``acceptance_methods`` replace the table's."""
-    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
+    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, max_nodes=max_nodes, policy="fixed")
     config = EngineConfig(speculative_config=speculative, ensemble=target.ensemble)
     if target.ensemble is None:
         parts = assemble(target.models[0], drafter, speculative, config, TextInfo())

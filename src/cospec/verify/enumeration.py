@@ -53,10 +53,10 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
     yield Check("enumeration", "control: no residual", f"TV {error:.1e}", f"> {SEEN:.0e}", error > SEEN)
 
 
-def toy_target(count: int = 1, ensemble: Mapping[str, Any] | None = None) -> Target:
-    """Return toy models that form one distribution as the user's models do."""
-    models: Any = tuple(ToyModel(3, order=2, seed=1 + place) for place in range(count))  # their pages have another type
-    return Target(models, ensemble)
+def toy_target(count: int = 1, ensemble: Mapping[str, Any] | None = None, words: int = 3) -> Target:
+    """Return toy models of ``words`` tokens that form one distribution as the user's models do."""
+    models: Any = tuple(ToyModel(words, order=2, seed=1 + place) for place in range(count))
+    return Target(models, ensemble)  # toy models' pages have another type
 
 
 def errors(acceptance_method: AcceptanceMethod, length: int, target: Target | None = None) -> dict[str, float]:
@@ -74,12 +74,12 @@ def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, le
     traces: BranchTraces = {}
     drafter = chosen or DrawnDrafter(traces)
     nodes = len(chosen.tokens) if chosen else DEPTH
-    engine = bare_engine(target, drafter, nodes, {"block": _branching(acceptance_method, traces)})
+    engine = bare_engine(target, drafter, nodes, {"block": branching(acceptance_method, traces)})
     return total_variation(_enumerate(engine, traces, length), wanted(target, length))
 
 
-def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTrace]) -> AcceptanceMethod:
-    """Wrap the acceptance method with branching draws."""
+def branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTrace]) -> AcceptanceMethod:
+    """Wrap the acceptance method with draws that branch, by request id."""
 
     class BranchingMethod(AcceptanceMethod):
         name: ClassVar[str] = acceptance_method.name

@@ -11,12 +11,11 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
-from cospec.verify import chisquare, enumeration
+from cospec.verify import chisquare, enumeration, pool_enumeration
 from cospec.verify.context import FULL, QUICK, Check, CheckContext, RequestFailed
 from cospec.verify.identity import greedy_checks, invariance_checks
 from cospec.verify.reference import Reference, tolerance_of
 
-CHECK_GROUPS = (enumeration.run_checks, greedy_checks, chisquare.run_checks, invariance_checks)
 CHUNK = 64  # most tokens of a prompt
 TEXTS = (
     "The answer is",
@@ -32,6 +31,15 @@ TEXTS = (
     "for i in range(10):\n    print(",
     "One, two, three, one, two, three, one,",
 )
+
+
+def enumeration_checks(context: CheckContext) -> Iterator[Check]:
+    """Check acceptance methods, and the pool where one is configured, on toy models."""
+    yield from enumeration.run_checks(context)
+    yield from pool_enumeration.run_checks(context)
+
+
+CHECK_GROUPS = (enumeration_checks, greedy_checks, chisquare.run_checks, invariance_checks)
 
 
 def run_checks(context: CheckContext) -> Iterator[Check]:

@@ -16,6 +16,8 @@ from cospec.core.types import DraftContext
 from cospec.drafters.interfaces import NextLogits, StepwiseDrafter
 
 ResultT = TypeVar("ResultT")
+Draw = Callable[[Floats, Sequence[DraftContext], Sequence[int]], list[int]]
+"""Samples a token from each row of ``[R, V]``; see ``candidates.draw``."""
 
 _NO_ROWS = torch.empty(0, 0)
 
@@ -73,6 +75,7 @@ class LockstepSession:
         steppers: stepwise interfaces by drafter.
         members: the drafters of the pool, by number.
         calibrations: see ``PoolStats.calibrations``.
+        draw: for combiners that draw from a distribution of their own.
         native: whether the native library may run all positions as one call.
         elsewhere: drafters in lockstep whose executors answer token by token.
         distributions: candidates of drafters elsewhere have the distributions of their tokens.
@@ -87,6 +90,7 @@ class LockstepSession:
     vocab_size: int
     clock: Clock
     calibrations: Floats
+    draw: Draw
     native: bool = True
     elsewhere: frozenset[int] = frozenset()
     distributions: bool = False

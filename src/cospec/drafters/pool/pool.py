@@ -21,10 +21,11 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import MISSED
 from cospec.drafters.interfaces import DrafterBuildContext
+from cospec.drafters.pool.candidates import draw
 from cospec.drafters.pool.combiners.combiner import Combiner, DraftCandidates, VerifiedCandidates
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.known_token_scoring import KnownTokenScoring
-from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.lockstep_session import Draw, LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
@@ -49,6 +50,7 @@ class PoolContext:
         at_most: most drafters that take part; a policy may take fewer. None leaves the number to policy and routing.
         native: whether lockstep drafting may be one native call.
         similarity: of two tokens, for a routing that compares.
+        draw: of combiners; an enumeration draws otherwise.
     """
 
     vocab_size: int
@@ -56,6 +58,7 @@ class PoolContext:
     at_most: int | None = None
     native: bool = True
     similarity: Similarity | None = None
+    draw: Draw = draw
 
 
 @dataclass(slots=True)
@@ -186,6 +189,7 @@ class PoolDrafter(Drafter):
                 self.setting.vocab_size,
                 self.setting.clock,
                 self.pool_stats.calibrations,
+                self.setting.draw,
                 self.setting.native,
                 self._elsewhere,
                 StreamKind.DRAFT in self.stream_kinds,

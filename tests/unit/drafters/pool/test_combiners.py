@@ -15,7 +15,7 @@ from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import cells
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.pool.candidates import distributions
+from cospec.drafters.pool.candidates import distributions, draw
 from cospec.drafters.pool.combiners.combiner import (
     Candidate,
     CombineTask,
@@ -53,7 +53,7 @@ def job(drafts: Mapping[int, Draft], weights: list[float], budget: DraftBudget |
 
 
 def combined(name: str, made: CombineTask) -> Draft | None:
-    session = LockstepSession({}, (), 10, Ticks(), cells(2, 2, 3), native=False)
+    session = LockstepSession({}, (), 10, Ticks(), cells(2, 2, 3), draw, native=False)
     drafts = COMBINERS.load(name)().combine([made], session, NAMES)
     return drafts[0] if drafts else None
 

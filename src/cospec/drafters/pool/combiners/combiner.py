@@ -75,6 +75,7 @@ class Combiner(ABC):
 
     A draft whose tokens were chosen by comparing drawn values follows no known distribution, so it has no q. Only an
     acceptance method with the target's own random stream may verify this draft; ``stream_kinds`` declares the streams.
+    A combiner that draws from a distribution of its own draws with ``session.draw``.
     """
 
     name: ClassVar[str]

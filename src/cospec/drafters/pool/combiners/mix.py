@@ -20,7 +20,7 @@ import numpy as np
 from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
-from cospec.drafters.pool.candidates import distributions, draw
+from cospec.drafters.pool.candidates import distributions
 from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
@@ -114,6 +114,6 @@ def _advance(session: LockstepSession, mixtures: Sequence[_Mixture]) -> None:
         contexts = [mixtures[place].path.task.context for place in drawing]
         ahead = [len(mixtures[place].path.tokens) for place in drawing]
         weights = rows if len(drawing) == len(rows) else rows[drawing]
-        chosen.update(zip(drawing, session.timed(draw, weights, contexts, ahead), strict=True))
+        chosen.update(zip(drawing, session.timed(session.draw, weights, contexts, ahead), strict=True))
     for place, token in chosen.items():
         mixtures[place].append(token, rows[place], confidences[place])
