@@ -65,7 +65,7 @@ def breakdown(results: Results) -> Section:
             "Minions has no routing",
         ),
         results.row(
-            "Vote with routing `hedge` over one drafter, with 128 tokens and three repeats",
+            "Vote with routing `hedge` over one drafter, with 128 tokens a request",
             "",
             LONGER,
             lambda found: Pool(found).speed("vote hedge", "generic"),
