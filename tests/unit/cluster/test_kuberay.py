@@ -1,4 +1,4 @@
-"""The manifest for KubeRay: the operator's rules, what Ray reads, Ray Serve's schema, our declaration of a cluster."""
+"""The manifest for KubeRay: schemas of its objects, the operator's rules, what Ray and Ray Serve read, our config."""
 
 from __future__ import annotations
 
@@ -6,55 +6,124 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from cospec.cluster.config import ClusterConfig
 
 MANIFEST = Path("examples/cluster/kuberay.yaml")
-# Field names of KubeRay's API reference, ray.io/v1. No Python package has the whole schema.
-SPEC = {"serveConfigV2", "rayClusterConfig", "serveService", "upgradeStrategy", "excludeHeadPodFromServeSvc"}
-CLUSTER = {
-    "rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "gcsFaultToleranceOptions",
-    "headGroupSpec", "workerGroupSpecs", "suspend", "managedBy", "headServiceAnnotations",
-}  # fmt: skip
-GROUP = {"rayStartParams", "template", "resources", "labels"}
-HEAD = {*GROUP, "headService", "enableIngress", "ingressOptions", "serviceType"}
-WORKER = {
-    *GROUP, "groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "idleTimeoutSeconds", "priority",
-    "scaleStrategy", "suspend",
-}  # fmt: skip
+STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+INTEGER, BOOLEAN, STRING, OBJECT = ({"type": name} for name in ("integer", "boolean", "string", "object"))
+
+
+def closed(required: tuple[str, ...] = (), /, **properties: Any) -> dict[str, Any]:
+    """An object with these fields only, as a server refuses unknown fields under strict validation."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+# KubeRay's own fields in the custom resource definition rayservices.ray.io, version v1. Kubernetes' schema judges the
+# pods and services inside.
+HEAD = closed(
+    ("template",), enableIngress=BOOLEAN, headService=OBJECT, ingressOptions=OBJECT, labels=STRINGS,
+    rayStartParams=STRINGS, resources=STRINGS, serviceType=STRING, template=closed(metadata=OBJECT, spec=OBJECT),
+)  # fmt: skip
+WORKER = closed(
+    ("groupName", "maxReplicas", "minReplicas", "template"), groupName=STRING, idleTimeoutSeconds=INTEGER,
+    labels=STRINGS, maxReplicas=INTEGER, minReplicas=INTEGER, numOfHosts=INTEGER, priority=INTEGER,
+    rayStartParams=STRINGS, replicas=INTEGER, resources=STRINGS, scaleStrategy=OBJECT, suspend=BOOLEAN,
+    template=closed(metadata=OBJECT, spec=OBJECT), topology=OBJECT,
+)  # fmt: skip
+CLUSTER = closed(
+    ("headGroupSpec",),
+    authOptions=closed(enableK8sTokenAuth=BOOLEAN, mode={"enum": ["disabled", "token"]}, secretName=STRING),
+    autoscalerOptions=closed(
+        args={"type": "array"}, command={"type": "array"}, env={"type": "array"}, envFrom={"type": "array"},
+        idleTimeoutSeconds=INTEGER, image=STRING, imagePullPolicy=STRING, resources=OBJECT, securityContext=OBJECT,
+        upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]}, version={"enum": ["v1", "v2"]},
+        volumeMounts={"type": "array"},
+    ),
+    enableInTreeAutoscaling=BOOLEAN, gcsFaultToleranceOptions=OBJECT, headGroupSpec=HEAD,
+    headServiceAnnotations=STRINGS, managedBy=STRING, networkPolicy=OBJECT, rayVersion=STRING, suspend=BOOLEAN,
+    tlsOptions=closed(enabled=BOOLEAN), upgradeStrategy=closed(type={"enum": ["Recreate", "None"]}),
+    workerGroupSpecs={"type": "array", "items": WORKER},
+)  # fmt: skip
+SERVICE = closed(
+    ("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": "ray.io/v1"}, kind={"const": "RayService"},
+    metadata=OBJECT,
+    spec=closed(
+        ("rayClusterConfig",), deploymentUnhealthySecondThreshold=INTEGER, excludeHeadPodFromServeSvc=BOOLEAN,
+        managedBy=STRING, rayClusterConfig=CLUSTER, rayClusterDeletionDelaySeconds=INTEGER, serveConfigV2=STRING,
+        serveService=OBJECT, serviceUnhealthySecondThreshold=INTEGER, suspend=BOOLEAN, upgradeStrategy=OBJECT,
+    ),
+)  # fmt: skip
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    return {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text())}
 
 
 def service() -> dict[str, Any]:
-    (found,) = [each for each in yaml.safe_load_all(MANIFEST.read_text()) if each["kind"] == "RayService"]
-    assert found["apiVersion"] == "ray.io/v1"
-    spec: dict[str, Any] = found["spec"]
+    spec: dict[str, Any] = documents()["RayService"]["spec"]
     return spec
 
 
+def groups_of(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def judge(found: dict[str, dict[str, Any]]) -> None:
+    """Judge all objects as a Kubernetes server with KubeRay's definitions does.
+
+    Raises:
+        jsonschema.ValidationError: a field is unknown, missing or of another type.
+    """
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    version = kubernetes_validate.latest_version()
+    jsonschema.validate(found["RayService"], SERVICE)
+    kubernetes_validate.validate(found["NetworkPolicy"], version, strict=True)
+    for group in groups_of(found["RayService"]["spec"]["rayClusterConfig"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": group["template"].get("metadata", {})}
+        kubernetes_validate.validate({**pod, "spec": group["template"]["spec"]}, version, strict=True)
+
+
 def test_fields_are_those_of_the_custom_resource() -> None:
-    spec = service()
-    cluster = spec["rayClusterConfig"]
-    assert spec.keys() <= SPEC
-    assert cluster.keys() <= CLUSTER
+    judge(documents())
+    cluster = service()["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}
-    assert cluster["headGroupSpec"].keys() <= HEAD
     for group in cluster["workerGroupSpecs"]:
-        assert group.keys() <= WORKER
-        assert {"groupName", "rayStartParams", "template"} <= group.keys()
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in groups_of(cluster):
         (container,) = group["template"]["spec"]["containers"]
         assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in container["env"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("RayService", "spec", "rayClusterConfig", "headGroupSpec"),
+        ("RayService", "spec", "rayClusterConfig", "workerGroupSpecs", 0),
+        ("RayService", "spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0),
+        ("RayService", "spec", "rayClusterConfig", "workerGroupSpecs", 0, "template", "spec", "volumes", 0, "secret"),
+        ("NetworkPolicy", "spec", "ingress", 0, "from", 0),
+    ],
+    ids=lambda path: str(path[-1]),
+)
+def test_an_unknown_field_is_refused(path: tuple[str | int, ...]) -> None:
+    found = documents()
+    place: Any = found
+    for step in path:
+        place = place[step]
+    place["unknown"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="unknown"):
+        judge(found)
 
 
 def test_operator_accepts_the_cluster() -> None:
     """The rules of ``ValidateRayClusterSpec`` in KubeRay that concern fields of the manifest."""
     cluster = service()["rayClusterConfig"]
     assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 52, 0), "the first version with tokens"
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    for group in groups_of(cluster):
         given = group["rayStartParams"].keys()
         assert "labels" not in given, "the operator takes labels as a field of the group"
         assert not (group.get("resources") and given & {"num-cpus", "num-gpus", "memory", "resources"})
