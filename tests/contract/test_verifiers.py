@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from cospec.simulation.scenario import Scenario
 from cospec.simulation.workload import FILLER, SimulatedRequest
 from harness.ensembles import ensemble_engine, toys
 from harness.in_flight import with_steps_in_flight
+from harness.llamas import llama_engine
+from harness.sharded_targets import Folders, sharded
 from harness.toys import ScriptedDrafter, make_request, toy_engine
 
 COUNT, LENGTH = 5, 6
@@ -55,6 +57,17 @@ VERIFIERS: dict[str, Callable[[], Engine]] = {
     "simulated": simulated,
     "simulated pipeline": lambda: simulated(3),
 }
+SHARDS = {"stages": (2, 1), "tensor ranks": (1, 2)}  # pipeline stages and tensor ranks, each in a process of its own
+NAMES = [*VERIFIERS, *(pytest.param(name, marks=pytest.mark.cluster) for name in SHARDS)]
+
+
+@pytest.fixture(params=NAMES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    if request.param in VERIFIERS:
+        yield VERIFIERS[request.param]()
+        return
+    with sharded(Folders.write(tmp_path), *SHARDS[request.param]) as model:
+        yield llama_engine(model, ScriptedDrafter([0, 1, 2]))
 
 
 def requests() -> Sequence[Request]:
@@ -62,9 +75,7 @@ def requests() -> Sequence[Request]:
     return [make_request(f"r{n}", (0, 1) if n % 2 else (1, 0), params) for n in range(COUNT)]
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
-def test_a_submission_has_one_output_per_entry(name: str) -> None:
-    engine = VERIFIERS[name]()
+def test_a_submission_has_one_output_per_entry(engine: Engine) -> None:
     verifier = engine.execution_mode.components.verifier
     for request in requests():
         engine.add(request)
@@ -86,9 +97,7 @@ def test_a_submission_has_one_output_per_entry(name: str) -> None:
     assert engine.metrics().kv_cache_usage == 0
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
-def test_an_engine_keeps_to_the_declared_number(name: str) -> None:
-    engine = VERIFIERS[name]()
+def test_an_engine_keeps_to_the_declared_number(engine: Engine) -> None:
     verifier = engine.execution_mode.components.verifier
     assert engine.scheduler.limits.max_in_flight == verifier.max_in_flight >= 1
     lengths: dict[str, int] = {}
