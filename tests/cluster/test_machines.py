@@ -1,4 +1,4 @@
-"""A machine that joins a cluster gets the replica that autoscaling wants, with drafter nodes; no output changes."""
+"""Autoscaling: replicas come with load and machines, with drafter nodes, and leave without; no output changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("ray", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 NAME = f"test-machines-{os.getpid()}"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": NAME,
     "server": {"port": 0},
     "machine": {"num_cpus": 1},  # room for one replica
@@ -102,16 +102,45 @@ def status(cluster: ClusterProcess) -> dict[str, Any]:
     return dict(json.loads(found.stdout))
 
 
+class Clients:
+    """Clients that repeat one prompt each."""
+
+    def __init__(self, cluster: ClusterProcess, asks: Sequence[Ask], pool: ThreadPoolExecutor) -> None:
+        self.found: dict[Ask, set[tuple[tuple[int, ...], str]]] = {ask: set() for ask in asks}
+        self._cluster, self._ended = cluster, {ask: threading.Event() for ask in asks}
+        self._writing = [pool.submit(self._write, ask) for ask in asks]
+
+    def _write(self, ask: Ask) -> None:
+        while not self._ended[ask].is_set():
+            tokens, text = complete(self._cluster, ask)
+            self.found[ask].add((tuple(tokens), text))
+
+    def end(self, asks: Sequence[Ask]) -> None:
+        """Let these clients ask no more."""
+        for ask in asks:
+            self._ended[ask].set()
+
+    def result(self) -> dict[Ask, set[tuple[tuple[int, ...], str]]]:
+        """End all clients; returns their different outputs.
+
+        Raises:
+            Exception: a request failed.
+        """
+        self.end(list(self.found))
+        for each in self._writing:
+            each.result()
+        return self.found
+
+
+def asked_and_expected() -> tuple[list[Ask], dict[Ask, set[tuple[tuple[int, ...], str]]]]:
+    asks = [Ask(f"{n}. {prompt}", seed) for n, prompt in enumerate(PROMPTS) for seed in (None, 1, 2)]
+    return asks, {ask: {(tuple(tokens), text)} for ask, (tokens, text) in expect(asks).items()}
+
+
 def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
-    asks: Sequence[Ask] = [Ask(f"{n}. {prompt}", seed) for n, prompt in enumerate(PROMPTS) for seed in (None, 1, 2)]
-    expected, ended, found = expect(list(asks)), threading.Event(), dict[Ask, tuple[list[int], str]]()
-
-    def write(ask: Ask) -> None:
-        while not ended.is_set():
-            found[ask] = complete(cluster, ask)
-
-    with ClusterProcess(CONFIG, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as clients:
-        writing = [clients.submit(write, ask) for ask in asks]
+    asks, expected = asked_and_expected()
+    with ClusterProcess(CONFIG, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
+        clients = Clients(cluster, asks, pool)
         try:
             threading.Event().wait(3)  # autoscaling wants a second replica now, and there is no room
             assert len(cluster.replicas()) == 1
@@ -122,9 +151,28 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
                 before = engine_seconds(second.pid)
                 until(lambda: engine_seconds(second.pid) > before + 0.5)
                 until(lambda: nodes_per_engine(cluster, second) == [1, 1], "a drafter node for each replica")
-                ended.set()
-                for each in writing:
-                    each.result()
+                assert clients.result() == expected
         finally:
-            ended.set()
-    assert found == expected
+            clients.end(asks)
+
+
+def test_a_replica_leaves_when_load_falls(tmp_path: Path) -> None:
+    """One client goes on while the other replica, or the client's own, ends."""
+    asks, expected = asked_and_expected()
+    target = CONFIG["target"]
+    config = {
+        **CONFIG,
+        "name": f"{NAME}-less",
+        "machine": {"num_cpus": 2},
+        "target": {**target, "scale": {**target["scale"], "downscale_delay": 2}},
+    }
+    with ClusterProcess(config, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
+        clients = Clients(cluster, asks, pool)
+        try:
+            until(lambda: len(cluster.replicas()) == 2, "a second replica")
+            clients.end(asks[1:])
+            until(lambda: len(cluster.replicas()) == 1, "the end of a replica")
+            until(lambda: len(cluster.engines()) == 1, "the end of its engine")
+            assert clients.result() == expected
+        finally:
+            clients.end(asks)

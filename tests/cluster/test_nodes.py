@@ -20,7 +20,7 @@ from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, Refused, ToNode, W
 from cospec.config import LinkConfig
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftBudget, DraftContext, Request
+from cospec.core.types import DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
@@ -318,6 +318,35 @@ def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[
     assert replayed > 0
     assert sum(engine.metrics().accepted_tokens.values()) > 0, "the honest node drafts"
     drafter.close()
+
+
+@pytest.mark.parametrize("routing", ["all", "hedge"])
+def test_a_node_reads_only_requests_of_its_drafter(
+    routing: str, hub: NodeHub, start: Start, peer: Callable[[], Peer]
+) -> None:
+    """Every message to the peer is read; requests that exclude the peer's drafter are in none."""
+    pool = pool_of({name: on_nodes(hub, name)[0] for name in ("itself", "other")}, "fuse", routing, VOCAB)
+    start(hub, "itself")
+    curious, codec = peer(), FrameCodec(ToNode)
+    assert isinstance(curious.say(curious.hello(drafter="other", scores=True)), Welcome)
+    until(lambda: rows(hub, "ready") == 2, "both nodes")
+    engine = pool_engine(target(), pool, "match")
+    private = [replace(each, speculation=SpeculationParams(drafters=("itself",))) for each in requests("private-")]
+    for request in [*private, *requests("open-")]:
+        engine.add(request)
+    tokens: dict[str, tuple[int, ...]] = {}
+    read = ""
+    while engine.has_work:
+        for event in engine.step():
+            tokens[event.id] = tokens.get(event.id, ()) + event.tokens
+        while curious.socket.poll(0):
+            message = codec.decode(curious.socket.recv())
+            read += str(message)
+            if isinstance(message, wire.AskDrafts):
+                curious.socket.send(codec.encode(NodeDrafts(message.number, [], 0.0)))
+    assert tokens == plain([*requests("private-"), *requests("open-")])
+    assert "open-" in read and "private-" not in read
+    engine.close()
 
 
 def test_only_nodes_with_keys_are_admitted(tmp_path: Path, start: Start) -> None:

@@ -20,7 +20,7 @@ RESCORE_AFTER = 16  # steps between the first two scorings of a request; doubles
 class KnownTokenScoring:
     """Lets the drafters of a pool score known tokens.
 
-    All drafters score a request's prompt before its first draft. Later only drafters that may become the best score,
+    All drafters of a request score its prompt before the first draft. Later only drafters that may become the best score,
     because each of them then reads the tokens of the steps that it missed.
     """
 
@@ -47,9 +47,15 @@ class KnownTokenScoring:
         asked = [self._plausible(records[context.id].weights) for context in due]
         found: list[Mapping[str, TokenScores]] = []
         for number, member in enumerate(self._members):
-            own = [context for context, members in zip(due, asked, strict=True) if number in members]
-            if member.later and member.present:
-                member.start_scoring(due)  # idle machines score all
+            # A request that names drafters is for the machines of these drafters only.
+            named = {context.id for context in due if context.drafters is None or member.name in context.drafters}
+            own = [
+                context
+                for context, members in zip(due, asked, strict=True)
+                if number in members and context.id in named
+            ]
+            if member.later and member.present and named:
+                member.start_scoring([context for context in due if context.id in named])  # idle machines score all
             local = bool(own) and member.present and not member.later
             found.append(member.score_known_tokens(own) if local else {})
         for context in due:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.plugin_base import SoleDrafter
@@ -57,6 +58,13 @@ def test_drafters_without_a_chance_score_once() -> None:
 def test_no_drafter_scores_again_where_one_leads() -> None:
     """One drafter has nearly all of the weight."""
     assert scored([0.9, 0.0, 0.0], 18) == [1, 1, 1]
+
+
+def test_only_drafters_that_a_request_names_score() -> None:
+    drafters = {name: Scoring(0.5) for name in ("first", "second", "third")}
+    pool = pool_of(dict(drafters), "union", "hedge", 5, Ticks())
+    pool.propose([replace(request([3, 4, 3, 4]), drafters=("first", "third"))], [BUDGET])
+    assert [each.scorings for each in drafters.values()] == [1, 0, 1]
 
 
 def test_scores_come_before_a_drafter_drafts_alone() -> None:
