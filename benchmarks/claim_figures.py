@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.headlines import stored
 from benchmarks.papers import cosine_online
-from benchmarks.papers.collaborations import Collaborations, busy_runs
+from benchmarks.papers.collaborations import Collaborations
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
@@ -228,7 +228,7 @@ def notes() -> Sequence[str]:
         "Minions' figure 10, read as over the default, has 1.04–1.32× (slope, so batch 8 is as the paper) "
         "and 1.24–1.33× (pipeline).",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "
-        f"{max(alphas):.2f}. {busy_runs(runs[0])}",
+        f"{max(alphas):.2f}.",
     )
 
 

@@ -23,6 +23,7 @@ from cospec.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 DOMAINS = ("code", "math", "prose")
+RUNS_UNDER = "COSPEC_BENCHMARK_UNDER"  # environment variable: the command that runs a benchmark, in words
 DRAFTER = "drafter"  # in counts of calls, next to the members of an ensemble
 
 
@@ -107,7 +108,7 @@ def write(name: str, figures: Mapping[str, Any]) -> Path:
 
 
 def command() -> str:
-    """Return this program's command line in repeatable form."""
+    """Return this program's command line in repeatable form, after the command that it runs under."""
     module = Path(sys.argv[0]).resolve()
     name = ".".join(module.relative_to(ROOT).with_suffix("").parts) if module.is_relative_to(ROOT) else module.stem
-    return shlex.join(["python", "-m", name, *sys.argv[1:]])
+    return " ".join([*filter(None, [os.environ.get(RUNS_UNDER)]), shlex.join(["python", "-m", name, *sys.argv[1:]])])

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import select
+import shlex
 import struct
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.common import RUNS_UNDER, command
 from cospec.config import LinkConfig
 from cospec.distributed.links import LinkClock
 
@@ -174,10 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     links = {
         (int(pair.split(":")[0]), int(pair.split(":")[1])): LinkConfig(**json.loads(own)) for pair, own in given.link
     }
+    words = given.command[1:] if given.command[:1] == ["--"] else given.command
+    under = {RUNS_UNDER: command().removesuffix(shlex.join(words)).strip()}
     relay = Relay(given.nodes, link, links)
     try:
-        words = given.command[1:] if given.command[:1] == ["--"] else given.command
-        return subprocess.run([*inside(0), *words], check=False).returncode
+        return subprocess.run([*inside(0), *words], env={**os.environ, **under}, check=False).returncode
     finally:
         relay.close()
 

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from benchmarks import modules, options_page
-from benchmarks.claim_figures import COLLABORATIVE
 from benchmarks.claims import claims
 from benchmarks.common import ROOT
-from benchmarks.headlines import headlines, stored, summary
-from benchmarks.papers.collaborations import busy_runs
+from benchmarks.headlines import headlines, summary
 from benchmarks.tables import COMMANDS, block
 
 REPORT = ROOT / "benchmarks" / "report"
@@ -192,7 +190,6 @@ REPORTS = {
             ("The same on a processor with AVX2", "collaborative_avx2"),
             ("Simulated from acceptance and forward times", "simulated_ensembles"),
         ),
-        lambda: busy_runs(*map(stored, COLLABORATIVE)),
     ),
     "execution_modes": Report(
         "Execution modes",

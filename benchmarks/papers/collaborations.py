@@ -14,11 +14,8 @@ from cospec.ensemble.speedup_model import ProposalProcess
 NEAR = 0.95  # a ratio of counted calls that explains no clear loss
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
 AVX2 = Source("collaborative_avx2", "python -m benchmarks.collaborative --name collaborative_avx2")
+KERNELS = {COLLABORATIVE: "", AVX2: ", AVX2"}  # runs of one benchmark, and the end of the names of their rows
 QUALITY = Source("quality", "python -m benchmarks.quality")
-BUSY_RUNS = {  # by kernels and date: what else the machine did during a run
-    ("avx512_bf16", "2026-11-24"): "shared its cores with other programs at times, so its speeds are uncertain",
-    ("avx2", "2026-11-25"): "had the machine for itself",
-}
 SWEEPS = Source("collaborative_sweeps", "python -m benchmarks.collaborative_sweeps")
 
 
@@ -213,17 +210,6 @@ class Collaborations:
         """
         points = self.found["sweeps"][self.setting][value]
         return ", ".join(f"{point}: {interval(speed)}" for point, speed in points.items())
-
-
-def busy_runs(*runs: Found) -> str:
-    """What else the machine did during some runs; empty for runs of which that was not noted."""
-    cells = []
-    for found in runs:
-        kernels, date = found["machine"]["kernels"], found["machine"]["date"][:10]
-        if words := BUSY_RUNS.get((kernels, date)):
-            cells.append(f"the run with {'AVX2' if kernels == 'avx2' else 'AVX-512'} {words}")
-    sentence = "; ".join(cells)
-    return f"{sentence[0].upper()}{sentence[1:]}." if cells else ""
 
 
 def proposals(row: Found) -> str:

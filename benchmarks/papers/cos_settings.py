@@ -74,6 +74,7 @@ SETTINGS = (
         "Each model has a third of the weight. The second and the third model are the target with such adapters. The "
         "methods are those of two models. In the paper each model proposes one token (4.1); here the engine chooses.",
         {"naive": "", "plain": "1.34 to 1.93× (table 2, computed)"},
+        "at least 0.33 each (theorem 3.2 is for two models; its proof holds)",
         large=3,
     ),
     Setting(
@@ -83,6 +84,7 @@ SETTINGS = (
         (1.0,),
         {"parallel": "", "plain": "", "naive": "", "alternate": PLOT},
         "The weights are 0.7 for the large model and 0.3 for the small one, so λ is 0.3.",
+        bound="at least 0.7 and 0.3 (theorem 3.2)",
     ),
     Setting(
         "contrastive",

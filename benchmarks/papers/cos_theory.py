@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.cos_theorems import acceptance_bound, alternate_factor
-from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations, busy_runs
+from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations
 from benchmarks.papers.common import Section, paragraph
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.sources import Found, Results
 from cospec.ensemble.speedup_model import ProposalProcess
 
+Floats = NDArray[np.float64]
 EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B with 8B
 
 
@@ -48,16 +50,18 @@ def theorems(results: Results) -> Section:
 
 
 def least_acceptance(weight: float, draws: int = 20_000) -> float:
-    """The least probability that ``weight * q + (1 - weight) * p`` accepts a proposal of ``q``, over drawn pairs.
+    """The least probability that ``weight * q + (1 - weight) * p`` accepts a proposal of ``q``, over drawn pairs."""
+    q, p = drawn_pairs(draws)
+    return float(np.minimum(q, weight * q + (1 - weight) * p).sum(-1).min())
 
-    Pairs are from nearly uniform to nearly disjoint.
-    """
+
+def drawn_pairs(draws: int = 20_000) -> tuple[Floats, Floats]:
+    """Pairs of distributions of five tokens ``[draws, 5]``, from nearly uniform to nearly disjoint."""
     chance = np.random.default_rng(0)
     sharpness = chance.uniform(0, 40, (draws, 1))
     logits = sharpness * chance.standard_normal((2, draws, 5))
     q, p = np.exp(logits - logits.max(-1, keepdims=True))
-    q, p = q / q.sum(-1, keepdims=True), p / p.sum(-1, keepdims=True)
-    return float(np.minimum(q, weight * q + (1 - weight) * p).sum(-1).min())
+    return q / q.sum(-1, keepdims=True), p / p.sum(-1, keepdims=True)
 
 
 def predictions(results: Results) -> Section:
@@ -80,7 +84,6 @@ def predictions(results: Results) -> Section:
         tuple(rows),
         paragraph(
             "The speed is over standard decoding, as measured above.",
-            results.sentence(COLLABORATIVE, busy_runs),
             "*Theorem*, *count* and *process* are computed with the engine's estimates of acceptance and with the "
             "measured cost. The theorem is 3.1 for `naive` and 3.6 for `alternate`. The count is that of all calls; "
             "for `naive` it is the theorem. *Process* is the count with the engine's fitted times of turns, of the "

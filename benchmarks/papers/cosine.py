@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline
 from benchmarks.papers.command import main
-from benchmarks.papers.common import How, Page, Row, Section, unclear
+from benchmarks.papers.common import Page, Section, unclear
 from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.confidences import by_probability
+from benchmarks.papers.cosine_claims import CARD, claims
 from benchmarks.papers.cosine_online import MODES, online
 from benchmarks.papers.cosine_parts import PARTS, parts
 from benchmarks.papers.cosine_stages import STAGES, stages
@@ -14,14 +15,11 @@ from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
 from benchmarks.papers.pools import DOMAINS, POOL, Pool
-from benchmarks.papers.smartspec_figures import PROFILE
-from benchmarks.papers.sources import Found, Results, Source
+from benchmarks.papers.sources import Found, Results
 
-CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo --to src/cospec/zoo", How.MEASURED)
 RANGE = "1.73 to 3.20"  # of trained drafters; the paper decodes greedily
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
-SHORTEST, LONGEST = 5, 12  # tokens of a verification that is like the paper's
 SOURCES = (*MODES.values(), PARTS, STAGES, cosine_offline.OFFLINE, *QWEN.values())
 
 
@@ -40,7 +38,7 @@ def page(results: Results) -> Page:
         *cosine_arrivals.sections(results),
         parts(results),
         ablation(results),
-        remaining(results, "cosine", *sentences(results)),
+        remaining(results, "cosine", *claims(results)),
     )
     return Page("cosine", "CoSine", sections, results.here)
 
@@ -159,40 +157,6 @@ def ablation(results: Results) -> Section:
         "trees; on nodes, above, no fusion is one drafter per request. The paper's first part is the whole cooperative "
         "generation, which is more than routing.",
     )
-
-
-def sentences(results: Results) -> tuple[Row, ...]:
-    """What the paper's text claims in passing, with a counterpart here."""
-    return (
-        results.row(
-            "Section 5: verification over sequential decoding",
-            "1.7× faster",
-            PROFILE,
-            verification,
-            "forwards of our target for one sequence; the paper does not name the number of tokens",
-        ),
-        results.row(
-            "Section 3.2: time of a step with 1, 2 and 4 drafters",
-            "coordination overhead grows superlinearly with the nodes, without numbers",
-            POOL,
-            lambda found: "; ".join(f"{count}: {Pool(found).step(f'{count}: fuse hedge')}" for count in (1, 2, 4)),
-            "drafters on the target's two cores, so the step grows by their drafts, too",
-        ),
-    )
-
-
-def verification(found: Found) -> str:
-    """Time of as many forwards of one token over that of one forward, at each length of the context with both."""
-    alone = [sample for sample in found["profiles"][0]["samples"] if sample["sequences"] == 1]
-    seconds = {(sample["context"], sample["tokens"]): sample["seconds"] for sample in alone}
-    cells = [
-        f"{tokens} tokens after {context}: {tokens * seconds[context, 1] / seconds[context, tokens]:.1f}×"
-        for context, tokens in sorted(seconds)
-        if (context, 1) in seconds and SHORTEST <= tokens <= LONGEST
-    ]
-    if not cells:
-        raise KeyError("samples")
-    return ", ".join(cells)
 
 
 def by_domain(pool: Pool, name: str, temperature: float) -> str:

@@ -83,8 +83,7 @@ def throughputs(results: Results) -> Section:
             WHOLE_DRAFTS,
             "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064).",
             NOT_SIMULATED,
-            f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} Outputs have "
-            "64 tokens; the paper's have 128 after inputs of 256. *Batch* is "
+            f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} *Batch* is "
             "the number of requests in the engine for every system. Pipelining halves CoSine's batch in the target; "
             "Minions' pipeline gets twice the requests instead. The parts of a throughput multiply to its ratio. "
             "`examples/baselines/` has the same five systems with three drafters, other trees and prices.",

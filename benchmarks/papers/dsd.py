@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from benchmarks.common import DOMAINS
-from benchmarks.papers import dsd_ahead, dsd_keys, dsd_measured, dsd_tau
+from benchmarks.papers import dsd_ahead, dsd_keys, dsd_measured, dsd_speedups, dsd_tau
 from benchmarks.papers.answers import ANSWERS
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section, paragraph, unclear
-from benchmarks.papers.comparisons import COMPARED, EIGHT_TOKENS, fastest_relaxed, in_domain
-from benchmarks.papers.dsd_law import BOUNDS, FIRST_ANSWER, LAST_ANSWER, measure
+from benchmarks.papers.comparisons import fastest_relaxed
+from benchmarks.papers.dsd_claims import claims, link_time
+from benchmarks.papers.dsd_law import BOUNDS, FIRST_ANSWER, LAST_ANSWER, LAW
 from benchmarks.papers.dsd_nodes import (
     KEPT,
     NODES,
@@ -30,7 +30,6 @@ from cospec.ensemble.key_token_calibration import LAMBDA1, LAMBDA2, LAMBDA3
 
 COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.COMPUTED, sweep)  # it draws what the equation assumes
-LAW = Source("dsd_law", COMMAND, How.MEASURED, measure, lambda found: isinstance(found["rows"][0]["perplexity"], dict))
 SOURCES = (
     SWEEP,
     LAW,
@@ -57,8 +56,8 @@ def page(results: Results) -> Page:
         distribution(results),
         dsd_keys.section(results),
         dsd_tau.section(results),
-        speedups(results),
-        remaining(results, "dsd"),
+        dsd_speedups.section(results),
+        remaining(results, "dsd", *claims(results)),
     )
     return Page("dsd", "DSD", sections, results.here)
 
@@ -91,6 +90,7 @@ def nodes(results: Results) -> Section:
 def reduction(results: Results) -> Section:
     """Equation 5, and the node scaling of section 3.2."""
     links = [Links(count, 3.0) for count in (NODES[0], NODES[-1])]
+    regime = [communication_reduction(Links(8, ratio), KEPT) for ratio in (3.0, 10.0)]
     rows = [
         results.row(
             f"Time saved with N = {count}, t₁ = 3 t₀",
@@ -112,7 +112,7 @@ def reduction(results: Results) -> Section:
     rows += [
         results.row(
             f"Length chosen by goodput with N = {count}, t₁ = 10 t₀",
-            "8 in all settings (table 2)",
+            "8 (table 2; section 3.1, unless noted)",
             SWEEP,
             lambda found, count=count: f"{at(found, Links(count, 10.0))['length']:.1f}",
         )
@@ -129,14 +129,20 @@ def reduction(results: Results) -> Section:
         ),
         results.computed(
             "Messages saved over one token per traversal",
-            "",
+            "(k − 1) / k of the time on links (abstract)",
             f"{1 - 1 / KEPT:.0%}",
-            f"(k - 1) / k with k = {KEPT:.2f}",
+            f"(k − 1) / k with k = {KEPT:.2f}",
         ),
         not_run(
-            "Communication saved over standard speculative decoding, 8 nodes",
+            "Section 3.2: communication saved over standard speculative decoding, 8 nodes",
             "about 37%",
             "The paper does not say what standard speculative decoding sends. A window per traversal sends as much.",
+        ),
+        results.computed(
+            "Section 3.2, summary: t₁ at which equation 5 saves 37%, N = 8",
+            "about 37% communication reduction, without t₁; most pronounced for 3 t₀ < t₁ < 10 t₀",
+            f"{link_time(0.37, 8):.2f} t₀",
+            f"k = {KEPT:.2f}; at t₁ = 3 t₀ and 10 t₀ equation 5 saves {regime[0]:.0%} and {regime[1]:.0%}",
         ),
     ]
     return Section(
@@ -252,13 +258,6 @@ CONDITIONS = {  # the value that makes no token key, and the condition
 }
 REFERENCE = "speed over exact verification"  # bound 0 is this reference
 PROMISED = "up to 1.15 to 1.20× (abstract); 0.98 to 1.07× (table 1, computed)"
-TABLE_2 = {  # speeds of DSD and of Eagle3 over plain decoding
-    "AlpacaEval": (2.345, 2.108),
-    "MT Bench": (2.321, 1.922),
-    "CNN/DailyMail": (1.905, 1.643),
-    "HumanEval": (2.562, 2.313),
-    "GSM8K": (2.517, 2.274),
-}
 BASELINES = {
     "exact verification on the same path": "speed",
     "one target with a drafter": "speed_over_one_target",
@@ -274,75 +273,6 @@ FIGURES: dict[str, Callable[[Found], str]] = {
     "loss of reference answers, nats per token": lambda row: _interval(row["loss"], "{:.4f}"),
     "target's perplexity of the outputs": lambda row: _interval(row["perplexity"], "{:.2f}"),
 }
-
-
-def speedups(results: Results) -> Section:
-    """Table 2; on one machine, hence without links."""
-    papers = {
-        "code": ("HumanEval, γ = 8", "2.562×, length 3.855"),
-        "math": ("GSM8K, γ = 8", "2.517×, length 4.042"),
-        "prose": ("CNN/DailyMail, γ = 8", "1.905×, length 2.987"),
-    }
-    rows = [
-        results.row(
-            f"Speedup, {ours} ({theirs} in the paper)",
-            paper,
-            EIGHT_TOKENS,
-            partial(in_domain, domain=ours, drafted="draft-8"),
-            "exact, γ = 8, T = 1",
-        )
-        for ours, (theirs, paper) in papers.items()
-    ]
-    rows += [
-        results.row(
-            f"Speedup, {ours}, greedy, drafts of 4",
-            "",
-            COMPARED[1],
-            partial(in_domain, domain=ours),
-            "exact, γ = 4, T = 0",
-        )
-        for ours in papers
-    ]
-    rows += [
-        not_run(
-            f"Table 2: speed of DSD over Eagle3, {name}",
-            f"{ours / theirs:.2f}× (computed)",
-            "There is no EAGLE-3 head for the package's models.",
-        )
-        for name, (ours, theirs) in TABLE_2.items()
-    ]
-    rows += [
-        results.row(
-            f"{name}: right answers, exact",
-            said,
-            ANSWERS,
-            lambda found, name=name: answered(found, name),
-            "the first questions of the set; Wilson's interval",
-        )
-        for name, said in (
-            ("HumanEval", "0.8537 (Qwen3-8B), 0.5000 to 0.6707 (Llama3.1-8B): Base Acc"),
-            ("GSM8K", "0.9227 (Qwen3-8B), 0.7695 to 0.8704 (Llama3.1-8B): Base Acc"),
-        )
-    ]
-    text = (
-        "The paper's figures are over 4 to 8 nodes with links of 100 Gbit/s, at temperature 1; those of HumanEval are "
-        "Qwen3-8B's of table 1. They relax verification (r = 0.90 for HumanEval); ours are exact. Prompts of code and "
-        "math are of the same sets. Ours are of one machine without links, one request at a time. The "
-        "paper has 2.59× for GSM8K in table 1 and in the "
-        "abstract, and 2.517× in table 2, with one length."
-    )
-    return Section("Table 2: speedup over plain decoding", tuple(rows), text)
-
-
-def answered(found: Found, name: str) -> str:
-    """Right answers of a set, and the interval of their share.
-
-    Raises:
-        KeyError: the set was not answered.
-    """
-    each = found["sets"][name]
-    low, high = each["interval"]
-    return f"{each['right']} of {each['count']}, {each['right'] / each['count']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def at(found: Found, links: Links) -> Found:

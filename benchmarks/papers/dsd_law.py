@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import DOMAINS, ROOT, mean_over_texts, prompts
-from benchmarks.papers.sources import Found
+from benchmarks.papers.common import How
+from benchmarks.papers.sources import Found, Source
 from cospec import LLM, SamplingParams
 from cospec.core.interfaces import Model
 from cospec.core.types import SpeculationParams
@@ -67,6 +68,15 @@ def measure(per_domain: int = 8, tokens: int = 64, rounds: int = 4) -> Found:
     throughput = {name: tokens * len(texts) / float(np.median(runs.sum(-1))) for name, runs in seconds.items()}
     about = {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rounds": rounds, "tolerance": TOLERANCE}
     return {**about, "answer_tokens": sum(map(len, held_out)), "tokens_per_second": throughput, "rows": rows}
+
+
+LAW = Source(
+    "dsd_law",
+    "python -m benchmarks.papers.dsd --run",
+    How.MEASURED,
+    measure,
+    lambda found: isinstance(found["rows"][0]["perplexity"], dict),
+)
 
 
 def answers(llm: LLM, first: int, last: int) -> list[tuple[list[int], list[int]]]:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from benchmarks.papers.command import main
 from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.confidences import by_length
-from benchmarks.papers.minions_systems import VOTE, servers, specinfer
+from benchmarks.papers.minions_claims import claims
+from benchmarks.papers.minions_systems import DEFAULT, LENGTHS, VOTE, servers, specinfer
 from benchmarks.papers.not_run import not_run, remaining
 from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
-from benchmarks.papers.scenarios import Runs, scenario
+from benchmarks.papers.scenarios import Runs
 from benchmarks.papers.sources import Found, Results, Source
 
 LONGER = Source("pool_one", "python -m benchmarks.pool --name pool_one")
-LENGTHS = scenario("minions-fig12")
 PIPELINE = Source("pipelining", "python -m benchmarks.pipelining")
 DECISIONS = Source("policy_cost", "python -m benchmarks.policy_cost")
 SLOPES = {
@@ -23,7 +23,6 @@ SLOPES = {
     for batch in (1, 8)
 }
 SOURCES = (LENGTHS,)
-DEFAULT = "s=4"  # the paper's default length
 REFERENCE, CHOSEN = "sequential", "auto, process"
 INCREASES = {  # figure 10 by its text, of OPT-13B and of Llama2-70B; each part is on top of the parts above
     "majority": (0.0956, 0.5982),
@@ -42,7 +41,7 @@ def page(results: Results) -> Page:
         selector(results),
         specinfer(results),
         overhead(results),
-        remaining(results, "minions"),
+        remaining(results, "minions", *claims(results)),
     )
     return Page("minions", "Minions", sections, results.here)
 

@@ -9,6 +9,8 @@ from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
 
 VOTE = "vote all"  # every drafter drafts for every request
+LENGTHS = scenario("minions-fig12")
+DEFAULT = "s=4"  # the paper's default length
 MODES = {mode: scenario(f"cosine-{mode}") for mode in ("low", "high", "fluctuating")}
 SERVERS = {
     batch: Source(f"servers_batch{batch}", f"python -m benchmarks --run servers_batch{batch}") for batch in (1, 8)

@@ -13,22 +13,16 @@ from benchmarks.papers.command import main
 from benchmarks.papers.common import PLOT, Page, Row, Section, paragraph
 from benchmarks.papers.confidences import distributions
 from benchmarks.papers.curves import Curves
-from benchmarks.papers.not_run import not_run, remaining
+from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
-from benchmarks.papers.smartspec_rates import SIMULATED, rates, simulated_curves
+from benchmarks.papers.smartspec_claims import GRID, SERVED, ZOO, claims
+from benchmarks.papers.smartspec_rates import SIMULATED, by_steps, rates, simulated_curves
 from benchmarks.papers.sources import Found, Results, Source
 from cospec.drafters.medusa import level_paths
 from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
 
 FIDELITY = Source("fidelity", "python -m benchmarks.fidelity")
-SERVED = Source(
-    "serve_zoo",
-    "cospec bench serve --model zoo --dataset-path examples/data/code.jsonl --dataset-path examples/data/math.jsonl "
-    "--dataset-path examples/data/prose.jsonl --output-len 96 --num-prompts 150 --request-rate 2,5,10,15,20 "
-    "--result-dir benchmarks/results --result-filename serve_zoo",
-)
-GRID, ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for number in (5, 14, 15, 16))
-ZOO = scenario("zoo")
+ORACLE, TREES, TREES_LESS = (scenario(f"smartspec-fig{number}") for number in (14, 15, 16))
 HEADS = Source("heads", "python -m benchmarks.heads")
 SOURCES = (
     figures.GRANULARITY,
@@ -51,7 +45,7 @@ def page(results: Results) -> Page:
         heads(results),
         expectations(results),
         distributions(results),
-        remaining(results, "smartspec", *sentences(results)),
+        remaining(results, "smartspec", *claims(results)),
     )
     return Page("smartspec", "SmartSpec", sections, results.here)
 
@@ -188,21 +182,18 @@ def lookup(results: Results) -> Section:
 
 
 def lost_lengths(found: Found) -> str:
-    """Drafted tokens, acceptance lengths and times of a step where a fixed length is faster than goodput."""
+    """Drafted tokens and the parts of a request's speed where a fixed length is faster than goodput."""
     runs, curves = Runs(found), simulated_curves(found)
     cells = []
     for load in sorted(curves.latency):
         ratio, best = curves.against_best(load)
         if round(ratio, 2) > 1.0:
-            own, other = runs.at(curves.adaptive, load), runs.at(best, load)
-            lengths = " against ".join(f"{run['mean_acceptance_length']:.2f}" for run in (own, other))
-            steps = [run["tpot"]["mean"] * run["mean_acceptance_length"] for run in (own, other)]  # seconds
             cells.append(
-                f"At {load:g}/s Mixtral's goodput drafts {own['mean_k']:.1f} tokens, and {best} is {ratio:.2f} times "
-                f"as fast, with acceptance lengths of {lengths}. A step of goodput takes {steps[0] / steps[1]:.2f} "
-                "times as long."
+                f"At {load:g}/s Mixtral's goodput drafts {runs.at(curves.adaptive, load)['mean_k']:.1f} tokens, and "
+                f"{best} is {ratio:.2f} times as fast. A request of goodput has a speed of "
+                f"{by_steps(runs, curves.adaptive, best, load)}."
             )
-    return paragraph(*cells)
+    return paragraph(*cells, "Steps without drafts count." if cells else "")
 
 
 def lookup_rows(results: Results, source: Source, who: str) -> list[Row]:
@@ -329,32 +320,6 @@ def repeated(found: Found) -> str:
     return (
         "Speeds ran once, one kind of draft after another. "
         f"Equal trees differ by up to {most:.0%}, so compare acceptance lengths."
-    )
-
-
-def sentences(results: Results) -> tuple[Row, ...]:
-    """What the paper's text claims in passing."""
-    simulated_zoo = results.read(ZOO)
-    below = results.sentence(SERVED, lambda found: figures.unfitted_errors(found, simulated_zoo))
-    found = results.read(figures.GRANULARITY)
-    rows = [
-        results.row(
-            f"Section 5: speedup with acceptance rates by request, and with one for all, {load:g}/s",
-            "similar gains",
-            figures.GRANULARITY,
-            lambda found, load=load: figures.granularities(Runs(found), load),
-            "a third of the requests each with an acceptance of 0.5, 0.7 and 0.9, the 7B target of figure 11",
-        )
-        for load in (Runs(found).loads if found else (8.0,))
-    ]
-    return (
-        *rows,
-        not_run(
-            "Section 7.2: simulated latency above the service rate",
-            "under-predicted",
-            "No stored run is above the server's service rate."
-            + (f" Below it the scenario that was not fitted is off by {below}." if below else ""),
-        ),
     )
 
 

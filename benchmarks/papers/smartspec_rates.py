@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from benchmarks.papers import large_targets
 from benchmarks.papers import smartspec_figures as figures
@@ -43,11 +44,48 @@ def rates(results: Results) -> Section:
         "of 7B alone. Figure 11 falls steeply at 32/s (c) and above 5/s (f), and rebounds after falls above 2/s (d, "
         "e); the paper does not name the panels' models, so no row has these rates. The measured rows are of every "
         "stored run with our models, on prompts of three domains. Their speedups are ratios of means; no speculation "
-        "is one of the others. The reason of the losses was not measured. The paper's 1.2 to 3.2× is over three data "
-        "sets (conclusion) and five models (section 1), prompt lookup included."
+        "is one of the others. The measured runs stored latencies only, so their losses have no parts. The paper's 1.2 "
+        "to 3.2× is over three data sets (conclusion) and five models (section 1), prompt lookup included."
     )
     title = "Figures 1 and 11: mean latency by request rate, over no speculation"
-    return Section(title, tuple(rows), paragraph(text, queues(results), regions(results)))
+    return Section(title, tuple(rows), paragraph(text, losses(results), queues(results), regions(results)))
+
+
+def losses(results: Results) -> str:
+    """The parts of the speed where a simulated goodput loses most; empty where no target was simulated."""
+    cells = [results.sentence(source, partial(loss, who=who)) for who, source in SIMULATED.items()]
+    cells = [cell for cell in cells if cell]
+    if not cells:
+        return ""
+    return (
+        "Where the simulated goodput loses most, the speed of its requests over those of the best other is "
+        f"{'; '.join(cells)}. Steps without drafts count."
+    )
+
+
+def loss(found: Found, who: str) -> str:
+    """The parts of the speed at the rate where goodput loses most to another length."""
+    curves = simulated_curves(found)
+    load = max(curves.latency, key=lambda load: curves.against_best(load)[0])
+    best = curves.against_best(load)[1]
+    return f"{by_steps(Runs(found), curves.adaptive, best, load)} ({who}, {load:g}/s, {best})"
+
+
+def by_steps(runs: Runs, name: str, other: str, load: float) -> str:
+    """Tokens per second of a request over those of another variant, as tokens of a step times steps per second.
+
+    Tokens of a step are of one request, and steps without drafts count. Steps per second are those of a running
+    request, which follow from its time per token.
+    """
+    own, others = runs.at(name, load), runs.at(other, load)
+    speed = others["tpot"]["mean"] / own["tpot"]["mean"]
+    tokens = step_tokens(own) / step_tokens(others)
+    return f"{speed:.2f}× = {tokens:.2f}× tokens per step · {speed / tokens:.2f}× steps per second"
+
+
+def step_tokens(run: Mapping[str, Any]) -> float:
+    """Tokens of one request and step, with and without drafts."""
+    return float(run["throughput"] * run["seconds"] / (run["rounds"] * run["mean_batch"]))
 
 
 def queues(results: Results) -> str:

@@ -169,16 +169,6 @@ def test_the_first_loss_ends_the_rates_with_a_speedup(room: Room) -> None:
     assert curves.loses_from("k=5") == 2.0 and curves.loses_from("k=3") == float("inf")
 
 
-def test_a_run_that_nothing_was_noted_of_is_not_named(room: Room) -> None:
-    def run(kernels: str, date: str) -> dict[str, Any]:
-        return {"machine": {"kernels": kernels, "date": date}}
-
-    (disturbed, alone) = (run(*key) for key in room.collaborations.BUSY_RUNS)
-    both = room.collaborations.busy_runs(disturbed, alone)
-    assert "AVX-512 shared its cores" in both and "AVX2 had the machine for itself" in both
-    assert room.collaborations.busy_runs(run("avx2", "2026-01-02")) == ""
-
-
 def test_the_papers_increases_are_read_in_two_ways(room: Room) -> None:
     figures = room.minions
     assert figures.totals(figures.multiplied) == "1.99×, 2.63×" and figures.totals(figures.added) == "1.79×, 2.21×"
