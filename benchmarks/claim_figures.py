@@ -227,8 +227,7 @@ def notes() -> Sequence[str]:
         # Minions' figure 10: (1 + increase of the part over the default) / (1 + increase of the parts above).
         "Minions' figure 10, read as over the default, has 1.04–1.32× (slope, so batch 8 is as the paper) "
         "and 1.24–1.33× (pipeline).",
-        f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to "
-        f"{max(alphas):.2f}.",
+        f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to {max(alphas):.2f}.",
     )
 
 
