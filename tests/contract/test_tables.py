@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def test_a_drafter_keeps_to_its_budget(
             base = len(texts[number])
             commits[draft.id] = Commit(draft.id, base, gained, tuple(range(kept)), base + kept, len(draft))
         if made.reads_hidden_states:
-            commits = {id: replace(each, hidden_state=torch.full((WIDTH,), 0.1)) for id, each in commits.items()}
+            commits = {id: each._replace(hidden_state=torch.full((WIDTH,), 0.1)) for id, each in commits.items()}
         for commit in commits.values():
             texts[int(commit.id[1:])].extend(commit.tokens)
         made.commit(list(commits.values()))
@@ -176,7 +176,7 @@ def drafted(made: Drafter, between: Callable[[Drafter], None]) -> list[object]:
         commits = [Commit(f"s{n}", len(texts[n]), own, (), len(texts[n])) for n, own in enumerate(gained)]
         for text, commit in zip(texts, commits, strict=True):
             text.extend(commit.tokens)
-        made.commit([replace(each, hidden_state=torch.full((WIDTH,), 0.1)) for each in commits])
+        made.commit([each._replace(hidden_state=torch.full((WIDTH,), 0.1)) for each in commits])
         between(made)
     return found
 

@@ -183,7 +183,7 @@ class RecoversFromTheTarget(Recursive):
             return result
         row = result.path[-1] + 1 if result.path else 0
         position = draft.base_len + len(result.path)
-        return replace(result, token=draws.token(target.distribution[row], position, StreamKind.TARGET))
+        return result._replace(token=draws.token(target.distribution[row], position, StreamKind.TARGET))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class OutputProcessor:
                 _, update = self._break(update.sequence, error, now)
                 events.append(self._event(update))
                 last = max(place for place, commit in enumerate(commits) if commit.id == id)
-                commits[last] = replace(commits[last], finish=FinishReason.ERROR)
+                commits[last] = commits[last]._replace(finish=FinishReason.ERROR)
         for event in events:
             if event.finish is not None:
                 self.forget(event.id)
@@ -116,18 +116,17 @@ class OutputProcessor:
         self._outputs.pop(id, None)
 
     def _commit(self, step_output: StepOutput, now: float) -> tuple[Commit, _Update | None]:
-        entry, draft, result = step_output.entry, step_output.draft, step_output.result
+        entry, draft, result, logprobs, prompt_logprobs, error, divergences, hidden_state, model_calls = step_output
         sequence = entry.sequence
         if sequence.finish is not None:  # an earlier step of the same call has ended it
             return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
         request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
         stats.target_calls += 1
-        if step_output.model_calls:
-            _add(stats.model_calls, step_output.model_calls)
-        if step_output.prompt_logprobs:
-            sequence.prompt_logprobs.extend(step_output.prompt_logprobs)
-        if step_output.error is not None:
-            return self._fail(sequence, step_output.error, now)
+        _add(stats.model_calls, model_calls)
+        if prompt_logprobs:
+            sequence.prompt_logprobs.extend(prompt_logprobs)
+        if error is not None:
+            return self._fail(sequence, error, now)
         base = len(tokens)
         if result is None:
             sequence.computed += entry.num_tokens
@@ -142,12 +141,13 @@ class OutputProcessor:
             new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
         tokens += new
         sequence.computed = base + min(len(path), len(new) - 1)
-        if step_output.logprobs:
-            sequence.logprobs.extend(step_output.logprobs[: len(new)])
-        divergences = step_output.divergences[: len(new)]
-        stats.divergence += sum(divergences)
-        stats.relaxed_tokens += len(divergences)
-        nodes, rejected, ranks = 0, False, tuple[int, ...]()
+        if logprobs:
+            sequence.logprobs.extend(logprobs[: len(new)])
+        if divergences:
+            stats.divergence += sum(divergences[: len(new)])
+            stats.relaxed_tokens += len(divergences[: len(new)])
+        nodes, rejected = 0, False
+        ranks: tuple[int, ...] = ()
         if draft is not None:
             nodes, ranks = len(draft.tokens), sibling_ranks(draft.parents, path)
             rejected = not result.bonus and len(path) < len(new)  # otherwise the output ends before the rejection
@@ -166,7 +166,7 @@ class OutputProcessor:
             nodes,
             sequence.finish,
             rejected,
-            step_output.hidden_state,
+            hidden_state,
             ranks,
         )
         if not request.streams and ending is None:

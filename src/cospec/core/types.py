@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cospec.core.rng import Floats, RandomStreams, StreamKind
@@ -25,6 +26,8 @@ from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
 from cospec.logits_processors.states import RequestProcessors
 from cospec.sampling_params import SamplingParams
+
+NO_CALLS: Mapping[str, int] = MappingProxyType({})
 
 
 class FinishReason(StrEnum):
@@ -321,8 +324,7 @@ class TargetProbs:
         return draws.token(self.distribution[row], position, StreamKind.TARGET)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
+class VerifyResult(NamedTuple):
     """What an acceptance method decided: the accepted nodes from the root down, and the token after them.
     ``token`` is None if all of a chain was accepted and the distribution after the chain is unknown."""
 
@@ -331,8 +333,7 @@ class VerifyResult:
     bonus: bool  # the token follows a whole accepted path; False: it replaces a rejected one, or there was no draft
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """One entry of a plan after its step. ``result`` is None while known tokens remain to be computed."""
 
     entry: ScheduledRequest
@@ -343,11 +344,10 @@ class StepOutput:
     error: str | None = None  # why this sequence cannot go on, in one sentence
     divergences: tuple[float, ...] = ()  # of the result's tokens, where a relaxed blend is the target
     hidden_state: object = None  # ``Tensor [H]``, from which the last token was sampled; see ``Model.hidden_states``
-    model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
+    model_calls: Mapping[str, int] = NO_CALLS  # of each model, where several models form an ensemble
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What one sequence gained in a step, for the target, the drafter, the scheduler and the policy.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -206,7 +205,7 @@ def with_divergences(
         if output.result is not None:
             first = task.verified_rows.start
             own = (first, *(first + 1 + node for node in output.result.path))[: task.count]
-            output = replace(output, divergences=tuple([rows[row] for row in own]))
+            output = output._replace(divergences=tuple([rows[row] for row in own]))
         found.append(output)
     return found
 

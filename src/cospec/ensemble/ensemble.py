@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -148,8 +148,8 @@ class ProposingEnsemble:
 def _named(output: StepOutput, blend: Blend) -> StepOutput:
     """Return the output of a sequence whose blend gives no distribution; the error names the blend."""
     allowed = "finite logits, or minus infinity for an excluded token"
-    return replace(
-        output, error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
+    return output._replace(
+        error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
     )
 
 

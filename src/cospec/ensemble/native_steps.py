@@ -131,7 +131,7 @@ class NativeMemberSteps:
             own = drafted + (len(blend.members) > 1 and accepted == drafted)
             step, rows = number // len(entries), rows + drafted + 1
             passes[step] = max(passes[step], own)
-            found.append(replace(output, model_calls={target: 1} | ({proposer: own} if own else {})))
+            found.append(output._replace(model_calls={target: 1} | ({proposer: own} if own else {})))
             if result is not None:
                 lengths[output.entry.sequence.id] += accepted + 1
         for id, length in lengths.items():

@@ -111,7 +111,7 @@ class CollaborativeState:
     def apply_result(self, verified: StepOutput) -> int:
         """Apply a verification result to the first proposals of the chain; returns the number of accepted proposals."""
         if verified.error is not None or verified.result is None:
-            self.output = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
+            self.output = verified._replace(entry=self.entry, draft=None, model_calls=self.calls)
             return 0
         result, chain = verified.result, self.chain
         accepted = len(result.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -161,4 +161,4 @@ class EnsembleVerifier:
         else:
             outputs = [StepOutput(task.entry, None, None) for task in group.tasks]
         calls = {self._decoder.names[member]: 1 for member in group.blend.members}
-        return [replace(output, model_calls=calls) for output in outputs]
+        return [output._replace(model_calls=calls) for output in outputs]

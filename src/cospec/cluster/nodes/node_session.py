@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -179,7 +179,7 @@ class NodeSession:
 
     def commit(self, commits: Iterable[Commit]) -> bytes | None:
         """The frame that reports commits of requests that the node knows; None without such requests."""
-        known = [replace(commit, hidden_state=None) for commit in commits if commit.id in self._sender]
+        known = [commit._replace(hidden_state=None) for commit in commits if commit.id in self._sender]
         if not known:
             return None
         return self._notice(lambda number: NodeCommits(number, known))

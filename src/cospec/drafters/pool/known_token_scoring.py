@@ -20,8 +20,8 @@ RESCORE_AFTER = 16  # steps between the first two scorings of a request; doubles
 class KnownTokenScoring:
     """Lets the drafters of a pool score known tokens.
 
-    All drafters of a request score its prompt before the first draft. Later only drafters that may become the best score,
-    because each of them then reads the tokens of the steps that it missed.
+    All drafters of a request score its prompt before the first draft. Later only drafters that may become the best
+    score, because each of them then reads the tokens of the steps that it missed.
     """
 
     def __init__(self, members: Sequence[Member], routing: Routing, prior: WeightPrior, clock: Clock) -> None:
