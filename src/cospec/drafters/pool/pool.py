@@ -7,7 +7,8 @@ token by token in lockstep. The combiner makes one draft per sequence. Commits u
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import ClassVar
@@ -31,7 +32,7 @@ from cospec.drafters.pool.options import PoolOptions, build_drafters, check_dist
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.explore import OutputEmbeddings
 from cospec.drafters.pool.routing.routing import Routing, Similarity
-from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats
+from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats, SoleAnswer
 from cospec.drafters.pool.whole_drafts import Outcome, PendingOutcomeDrafts, WholeDrafts, start_outcomes
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
@@ -212,6 +213,7 @@ class PoolDrafter(Drafter):
             record = records.get(commit.id)
             if record is None:
                 continue
+            record.sole = None
             drafted_alone = record.alone >= 0 and commit.drafted > 0
             if drafted_alone:
                 others = record.candidate_sets if commit.base_len == record.base else {}
@@ -258,6 +260,13 @@ class PoolDrafter(Drafter):
         """Return how often each drafter failed or was late."""
         return {member.name: member.left_out.total() for member in self.members}
 
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        """Count the time of a block as the pool's own, apart from the time of its drafters."""
+        started, before = self.setting.clock(), self._drafter_seconds()
+        yield
+        self.seconds.own += self.setting.clock() - started - (self._drafter_seconds() - before)
+
     def _drafter_seconds(self) -> float:
         """Return the seconds spent in drafters so far."""
         return sum([member.seconds for member in self.members])
@@ -273,7 +282,7 @@ class PoolDrafter(Drafter):
             if context.assumed:  # the state of the draft under verification stays until its commit
                 record = PoolRequestState(record.weights, record.greedy)
             record.weights.steps += 1
-            record.base, record.alone = len(context.tokens), -1
+            record.base, record.alone, record.sole = len(context.tokens), -1, None
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks
 
@@ -313,6 +322,13 @@ class PoolDrafter(Drafter):
         record = self.records.get(context.id)
         if record is None or self._known_tokens.is_due(record.weights):
             return FIRST
+        known, sole = len(context.tokens), record.sole
+        if sole is None or sole.known != known or sole.budget is not budget:
+            with self._own_time():
+                sole = record.sole = SoleAnswer(known, budget, self._sole(context, budget, record))
+        return sole.found
+
+    def _sole(self, context: DraftContext, budget: DraftBudget, record: PoolRequestState) -> SoleDrafter | str:
         if self.coordinator.pool_config.unscored != self._unscored() or context.stream_kind not in self.stream_kinds:
             return SEVERAL
         task = DraftTask(context, budget, record, self._able(context), self._bound(budget))
@@ -336,17 +352,15 @@ class PoolDrafter(Drafter):
         for context, budget in zip(contexts, budgets, strict=True):
             sole, record = self.drafts_alone(context, budget), self.records[context.id]
             assert not isinstance(sole, str), "the caller has asked"
-            record.alone, record.base, record.candidate_sets = (
-                self.member_names.index(sole.name),
-                len(context.tokens),
-                {},
-            )
-        for number, member in enumerate(self.members):
-            asked = [self._able(context) >> number & 1 for context in contexts] if member.costless else [0]
-            if any(asked):
-                for draft in member.propose(list(compress(contexts, asked)), list(compress(budgets, asked))):
-                    record = self.records[draft.id]
-                    record.candidate_sets = {**record.candidate_sets, number: DraftCandidates(draft)}
+            record.alone, record.base = self.member_names.index(sole.name), len(context.tokens)
+            record.candidate_sets = {}
+        with self._own_time():
+            for number, member in enumerate(self.members):
+                asked = [self._able(context) >> number & 1 for context in contexts] if member.costless else [0]
+                if any(asked):
+                    for draft in member.propose(list(compress(contexts, asked)), list(compress(budgets, asked))):
+                        record = self.records[draft.id]
+                        record.candidate_sets = {**record.candidate_sets, number: DraftCandidates(draft)}
 
     def _able(self, context: DraftContext) -> int:
         """Return the members that may take part for a sequence, as bits."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cospec.core.plugin_base import SoleDrafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
 from cospec.drafters.pool.combiners.combiner import CandidateSet
@@ -27,6 +28,7 @@ class PoolRequestState:
         base: committed tokens when the latest draft was made; -1 after its commit, or without a draft.
         alone: the drafter that native code runs for the request; -1: ``propose`` drafts.
         candidate_sets: the drafters' candidates, until the step is committed.
+        sole: the latest answer of ``PoolDrafter.drafts_alone``; None after a commit or a proposal.
     """
 
     weights: DrafterWeights
@@ -34,6 +36,15 @@ class PoolRequestState:
     base: int = -1
     alone: int = -1
     candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
+    sole: SoleAnswer | None = None
+
+
+class SoleAnswer(NamedTuple):
+    """Whether one drafter drafts alone for a request, which an engine asks several times a step."""
+
+    known: int  # tokens of the request
+    budget: DraftBudget
+    found: SoleDrafter | str
 
 
 class DraftTask(NamedTuple):
