@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
@@ -40,7 +41,7 @@ CONFIG: dict[str, Any] = {
 
 
 @contextmanager
-def machine(cluster: ClusterProcess) -> Iterator[psutil.Process]:
+def machine(cluster: ClusterProcess, labels: str = "") -> Iterator[psutil.Process]:
     """A second machine of the cluster, which is a second raylet on this machine."""
     running = state_file.read(cluster.name)
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": running.token_path}
@@ -51,6 +52,7 @@ def machine(cluster: ClusterProcess) -> Iterator[psutil.Process]:
         running.address,
         "--num-cpus",
         "1",
+        *(["--labels", labels] if labels else []),
         "--block",
     ]
     started = subprocess.Popen(
@@ -154,6 +156,39 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
                 assert clients.result() == expected
         finally:
             clients.end(asks)
+
+
+def test_a_replica_goes_to_the_cheapest_machine_with_room(tmp_path: Path) -> None:
+    """The first replica takes the dear machine, the only one; the second has a choice. Metrics add up both prices."""
+    asks, _ = asked_and_expected()
+    target = CONFIG["target"]
+    config = {
+        **CONFIG,
+        "machine": {"num_cpus": 2, "labels": {"tier": "dear"}},
+        "drafters": [],
+        "target": {
+            **target,
+            "engine": ENGINE,
+            "placement": {"num_cpus": 1, "tier_prices": {"dear": 2.0, "cheap": 0.5}},
+        },
+    }
+    with ClusterProcess(config, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
+        assert len(cluster.replicas()) == 1
+        with machine(cluster, "tier=cheap") as second:
+            until(lambda: [each["alive"] for each in status(cluster)["machines"]] == [True, True])
+            clients = Clients(cluster, asks, pool)
+            try:
+                until(lambda: replicas(second.pid), "a replica on the cheap machine")
+                until(lambda: priced(cluster) == 2.5, "the price of both machines")
+            finally:
+                clients.end(asks)
+
+
+def priced(cluster: ClusterProcess) -> float:
+    """The target's price per hour in the metrics."""
+    lines = httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines()
+    (price,) = [line.split()[-1] for line in lines if line.startswith('cospec:cost_per_hour{component="target"')]
+    return float(price)
 
 
 def test_a_replica_leaves_when_load_falls(tmp_path: Path) -> None:

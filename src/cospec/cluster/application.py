@@ -55,7 +55,7 @@ class ApiServer:
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
         engine = ReplicatedEngine(replicas, info)
         limits = AdmissionLimits.of(settings, sequences)
-        self._app = await make_app(engine, settings, limits, config.target.engine.prices)
+        self._app = await make_app(engine, settings, limits)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
@@ -93,7 +93,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     )
     supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
     plan = NodeBinding(config.drafter_keys) if config.drafters else None
-    target = replica.bind(engine, supervision, plan, config.target.stages, build)
+    target = replica.bind(engine, supervision, plan, config.target, build)
     api = _deployment(
         serve.ingress()(ApiServer),
         name=API,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from cospec.config import EngineConfig, read_file
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Options, parse
 from cospec.server.settings import ServerSettings
+
+TIER = "tier"  # the label of a machine that says its price
+Price = Annotated[float, Field(ge=0, strict=False)]
 
 
 class Placement(Options):
@@ -21,12 +24,15 @@ class Placement(Options):
         num_cpus, num_gpus: processors that the actor reserves; a part of a processor is allowed.
         resources: amounts of custom resources, declared by ``ray start --resources``.
         labels: label expressions of the machine, such as ``{"zone": "home"}``, declared by ``ray start --labels``.
+        tier_prices: prices per hour of machines by their label ``tier``. The actor runs on the cheapest tier with room,
+            and metrics count this price. Empty: on any machine, at ``cost_per_hour``.
     """
 
     num_cpus: float = Field(default=1, ge=0, strict=False)
     num_gpus: float = Field(default=0, ge=0, strict=False)
     resources: Mapping[str, float] = Field(default_factory=dict)
     labels: Mapping[str, str] = Field(default_factory=dict)
+    tier_prices: Mapping[str, Price] = Field(default_factory=dict)
 
     @property
     def actor_options(self) -> dict[str, Any]:
@@ -36,9 +42,17 @@ class Placement(Options):
             found["num_gpus"] = self.num_gpus
         if self.resources:
             found["resources"] = dict(self.resources)
-        if self.labels:
-            found["label_selector"] = dict(self.labels)
+        tiers = sorted(self.tier_prices, key=lambda tier: self.tier_prices[tier])
+        selectors = [{**self.labels, TIER: tier} for tier in tiers] or [dict(self.labels)]
+        if selectors[0]:
+            found["label_selector"] = selectors[0]
+        if selectors[1:]:
+            found["fallback_strategy"] = [{"label_selector": each} for each in selectors[1:]]
         return found
+
+    def price(self, labels: Mapping[str, str], otherwise: float) -> float:
+        """The price per hour on a machine with these labels; ``otherwise`` without tiers."""
+        return self.tier_prices.get(labels.get(TIER, ""), otherwise)
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -234,6 +248,8 @@ def _check_stages(target: TargetOptions) -> None:
     for field, placement in (("stages.placement", target.stages.placement), ("placement", target.placement)):
         if not placement.bundle:
             raise InvalidInput(f"target.{field}", words("without resources"), "a part of a processor or more")
+        if placement.tier_prices:
+            raise InvalidInput(f"target.{field}.tier_prices", words("given with target.stages"), "absent")
 
 
 def _drafter(given: Any, where: str) -> DrafterOptions:

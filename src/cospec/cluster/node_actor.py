@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -51,7 +52,8 @@ class NodeActor:
         self._target = target
         context = serve.get_replica_context()
         name = f"{drafter.name}-{context.replica_id.unique_id}"
-        self._options = NodeOptions("", name, keys, drafter.cost_per_hour)
+        labels = ray.get_runtime_context().get_node_labels()
+        self._options = NodeOptions("", name, keys, drafter.placement.price(labels, drafter.cost_per_hour))
         self._offers = await asyncio.to_thread(build_offers, config, [{"name": drafter.name, **drafter.drafter}])
         while not (address := await self._choose()):
             await asyncio.sleep(LOOK_SECONDS)

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from cospec.cluster.config import StageOptions
+from cospec.cluster.config import TargetOptions
 from cospec.cluster.stage_actor import ReplicaStages
 from cospec.config import EngineConfig
 from cospec.core.types import Request
@@ -24,6 +24,8 @@ from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.engine_process_main import Build, build_engine
 from cospec.runtime.engine_supervision import Supervision
 from cospec.runtime.messages import EngineInfo, Events, Failed, ProtocolMessage, Rejected
+
+HERE = TargetOptions()  # on any machine, without stages elsewhere
 
 
 class Unavailable(ProtocolMessage, frozen=True):
@@ -61,12 +63,16 @@ class EngineReplica:
         config: EngineConfig,
         supervision: Supervision,
         nodes: NodeBinding | None = None,
-        stages: StageOptions | None = None,
+        target: TargetOptions = HERE,
         build: Build = build_engine,
     ) -> None:
         self._client = AsyncEngineClient(build, supervision)
         self._requests, self._items = Codec(Request), Codec(StreamItem)
         self._address = ""
+        stages, placement = target.stages, target.placement
+        if placement.tier_prices:
+            price = placement.price(ray.get_runtime_context().get_node_labels(), config.cost_per_hour)
+            config = config.model_copy(update={"cost_per_hour": price})
         self._stages = None if stages is None else ReplicaStages(stages.placement, config.pipeline_parallel_size)
         if self._stages is not None:
             config = await self._stages.engine_config(config)

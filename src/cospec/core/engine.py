@@ -284,7 +284,7 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """Counts since the start, and the present load."""
-        scheduler = self.scheduler
+        scheduler, mode = self.scheduler, self.execution_mode.info
         counted = self.counters.snapshot(
             len(scheduler.running), len(scheduler.waiting), scheduler.pages.usage, scheduler.preempted
         )
@@ -295,11 +295,9 @@ class Engine:
             nodes=self.parts.nodes(),
             node_totals=self.parts.node_totals(),
             drafter_weights={name: float(value) for name, value in self.parts.drafter_weights().items()},
-            drafts_ahead=dict(self.execution_mode.info.drafts_ahead),
-            execution_mode_info={
-                "execution_mode": self.execution_mode.info.name,
-                "reason": self.execution_mode.info.reason,
-            },
+            drafts_ahead=dict(mode.drafts_ahead),
+            prices=self.config.prices,
+            execution_mode_info={"execution_mode": mode.name, "reason": mode.reason},
         )
 
     def close(self) -> None:

@@ -10,10 +10,12 @@ the model; these sequences may be at different stages. In a turn the model
    never committed as a bonus, because it follows the proposer's distribution, not the blend's.
 
 The model with the fewest scored positions has the next turn with a sequence (CoS algorithm 2). After a rejection the
-default proposer begins again. Proposals that were not verified outlive the step. Without proposals this is standard
-collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding. In this case
-the distribution after the last proposal is known, so the bonus token is correct. Of a relaxed target (``adaptive``) the
-proposer scores its last proposal where all were accepted, and a bonus token follows as well.
+default proposer begins again, as in the text of CoS section 3.3. In algorithm 2 the model that scored goes on to
+propose. Algorithm 1 sets all proposals to the resampled token, and so loses the accepted ones before it. Proposals that
+were not verified outlive the step. Without proposals this is standard collaborative decoding. With a blend of the
+scorer alone (lambda = 0) it is plain speculative decoding. In this case the distribution after the last proposal is
+known, so the bonus token is correct. Of a relaxed target (``adaptive``) the proposer scores its last proposal where all
+were accepted, and a bonus token follows as well.
 
 Requests whose target is one model, or relaxed towards its proposer, run as native calls (``native_steps.py``).
 """

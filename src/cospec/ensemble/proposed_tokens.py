@@ -10,7 +10,8 @@ and the logits from the frontier on::
                         └ frontier
 
 A token can be verified once every member of the blend has scored it. A rejection truncates the caches to the rejected
-token and empties the chain of this sequence; other sequences keep their chains.
+token and empties the chain of this sequence; other sequences keep their chains. CoS algorithms 1 and 2 are for one
+sequence and leave out the caches, so a rejection clears everything there.
 """
 
 from __future__ import annotations

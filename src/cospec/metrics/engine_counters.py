@@ -52,6 +52,7 @@ class EngineMetrics:
     nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     node_totals: list[dict[str, Any]] = field(default_factory=list)  # see ``NodeHub.totals``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
+    prices: dict[str, float] = field(default_factory=dict)  # declared, per hour, by the component of the machine
     engines: int = 1  # more in the joined metrics of several replicas
 
 

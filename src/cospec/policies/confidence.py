@@ -2,6 +2,8 @@
 
 A draft ends where the running product of its confidences falls below a threshold. The product estimates the
 probability that the whole prefix is accepted. Each draft is then cut to the part that pays at the planned goodput.
+Algorithm 3 compares the confidence of the latest token alone with T. A token only counts if all tokens before it are
+accepted, so its own confidence overestimates its value after doubtful tokens.
 
 Both cuts depend only on confidences of a node and its ancestors, which are known before the node's token is drawn. A
 cut that used later values would select tokens by their own values, and would bias the output.

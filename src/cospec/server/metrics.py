@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
@@ -75,14 +74,10 @@ STEPS = {
 
 
 class ServerMetrics:
-    """Latencies as the server sees them, and the engine's numbers when they are asked for.
+    """Latencies as the server sees them, and the engine's numbers when they are asked for."""
 
-    Args:
-        prices: declared prices per hour of the machines of one engine, by name.
-    """
-
-    def __init__(self, model_name: str, prices: Mapping[str, float] = MappingProxyType({})) -> None:
-        self._model, self._prices = model_name, prices
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
         self._started, self._tokens = time.monotonic(), 0
         self._registry = CollectorRegistry()
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
@@ -113,7 +108,7 @@ class ServerMetrics:
 
         The server counts the tokens, because an engine's count starts again with its process.
         """
-        prices = Counter({name: price * engine["engines"] for name, price in self._prices.items()})
+        prices = Counter(engine["prices"])
         for node in engine.get("nodes", ()):
             prices[NODE + node["node"]] += node["cost_per_hour"]
         prices = Counter({name: price for name, price in prices.items() if price})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -105,18 +105,16 @@ async def load_app(
     """
     # The import of the tokenizer's library takes seconds, so the import overlaps the engine's loading.
     await asyncio.gather(client.start(config), asyncio.to_thread(import_libraries))
-    return await make_app(client, settings, AdmissionLimits.of(settings, config.max_num_seqs), config.prices)
+    return await make_app(client, settings, AdmissionLimits.of(settings, config.max_num_seqs))
 
 
-async def make_app(
-    client: EngineClient, settings: ServerSettings, limits: AdmissionLimits, prices: Mapping[str, float]
-) -> FastAPI:
-    """Build the application of an engine that is ready; ``prices`` as in ``ServerMetrics``."""
+async def make_app(client: EngineClient, settings: ServerSettings, limits: AdmissionLimits) -> FastAPI:
+    """Build the application of an engine that is ready."""
     info = client.info
     tokenizer = await asyncio.to_thread(tokenizer_of, info.tokenizer_path)
     tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
     await asyncio.to_thread(tokens.prepare)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name, prices), settings, limits))
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name), settings, limits))
 
 
 class _Server(uvicorn.Server):

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("cosine", "dsd", "cos", "smartspec", "minions")
+SMALL = "weighted-small"  # a large model, then a small one
 MACHINE = {"date": "2026-01-02", "processor": "2 x Chip", "threads": 2, "torch": "2.0"}
 
 
@@ -179,39 +180,66 @@ def test_what_the_engine_chose_decides_which_theorem_applies(room: Room) -> None
     theory: dict[str, Any] = {"theorem 3.1": 1.5, "theorem 3.6": 1.9, "naive process": 2.0, "alternate process": 2.5}
     theory |= {"naive measured": 1.6, "alternate measured": 1.8, "gammas": [1, 1], "proposer": 1}
     theory |= {"alpha": [0.7, 0.7], "c": 1.0}
-    calls = {"alternate": {"big": 0.5, "small": 1.0}}
+    calls = {"alternate": {"zoo": 0.5, "zoo:drafter": 1.0}}
 
     def found(form: str) -> Any:
         row = {"batch": 1, "temperature": 1.0, "domain": "code", "theory": {**theory, "form": form}}
         row["calls_per_token"] = calls
-        return room.collaborations.Collaborations({"settings": {"two": [row]}}, "two")
+        return room.collaborations.Collaborations({"settings": {SMALL: [row]}}, SMALL)
 
     alternates, naive = found("alternate"), found("naive")
     assert "1.90×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2)
     assert "1.90×" not in naive.theory("alternate", "theorem 3.6", 1.0, 2)
     assert "1.50×" in naive.theory("naive", "theorem 3.1", 1.0, 2)
     assert "count 1.54×" in alternates.theory("alternate", "theorem 3.6", 1.0, 2), "one token each at one cost"
-    assert "one proposer, small, of 1 token" in naive.chosen(1.0, 1) and "small" not in alternates.chosen(1.0, 1)
+    assert "one proposer, zoo:drafter, of 1 token" in naive.chosen(1.0, 1) and "zoo" not in alternates.chosen(1.0, 1)
     assert not alternates.one_sided(1.0) and naive.one_sided(1.0)
 
 
+def test_models_are_named_in_the_order_of_the_setting(room: Room) -> None:
+    """Stored calls are sorted by name, and proposers are counted in the order of the models."""
+    theory = {"gammas": [1, 0, 3], "proposer": 2, "alpha": [0.7, 0.8, 0.9], "form": "naive"}
+    calls = {"naive": {"zoo": 0.1, "zoo:target-code": 0.3, "zoo:target-prose": 0.2}}
+    row = {"batch": 1, "temperature": 1.0, "domain": "code", "theory": theory, "calls_per_token": calls}
+    found = room.collaborations.Collaborations({"settings": {"weighted-three": [row]}}, "weighted-three")
+    assert "one proposer, zoo:target-code, of 3 tokens" in found.chosen(1.0, 1)
+    assert found.acceptance(1.0) == "code zoo 0.70, zoo:target-prose none, zoo:target-code 0.90"
+    assert found.calls("naive", 1.0) == "code 0.60 = 0.10 zoo + 0.20 zoo:target-prose + 0.30 zoo:target-code"
+
+
+def test_paired_ratios_count_where_a_run_has_them(room: Room) -> None:
+    speeds = {"alternate": [1.5, 1.4, 1.6], "naive": [2.0, 1.9, 2.1]}
+    row: dict[str, Any] = {"batch": 1, "temperature": 0.0, "domain": "all", "over_standard": speeds}
+    found = room.collaborations.Collaborations({"settings": {SMALL: [row]}}, SMALL)
+    assert found.over("naive", 0.0) == "all 0.75×" and not found.paired(0.0)
+    row["alternate_over"] = {"naive": [0.9, 0.8, 1.1]}
+    assert found.over("naive", 0.0) == "all 0.90× (0.80 to 1.10)" and found.paired(0.0)
+    assert found.loss("naive", 0.0, 1).endswith("0.90 times the speed of *naive*, no clear difference.")
+    row["alternate_over"] = {"naive": [1.1, 1.0, 1.2]}
+    assert found.loss("naive", 0.0, 1) == ""
+
+
 def test_a_loss_is_explained_by_the_calls_and_their_cost(room: Room) -> None:
-    calls = {"alternate": {"big": 0.5, "small": 1.0}, "naive": {"big": 0.4, "small": 0.4}, "plain": {"big": 0.6}}
+    calls = {
+        "alternate": {"zoo": 0.5, "zoo:drafter": 1.0},
+        "naive": {"zoo": 0.4, "zoo:drafter": 0.4},
+        "plain": {"zoo": 0.6},
+    }
     speeds = {"alternate": [1.5, 1.4, 1.6], "naive": [2.0, 1.9, 2.1], "plain": [1.55, 1.45, 1.65]}
     theory = {"c": 0.1, "proposer": 1}
     where: dict[str, Any] = {"batch": 1, "temperature": 0.0, "over_standard": speeds}
     rows = [where | {"domain": domain, "calls_per_token": calls, "theory": theory} for domain in ("code", "math")]
     rows.append(where | {"domain": "all"})
-    found = room.collaborations.Collaborations({"settings": {"two": rows}}, "two")
+    found = room.collaborations.Collaborations({"settings": {SMALL: rows}}, SMALL)
     naive = found.loss("naive", 0.0, 1)
     assert "0.75 times the speed" in naive and "have 0.73 and 0.73 times" in naive, "0.44 calls over 0.6"
     inverse = [row | {"theory": {"c": 10.0, "proposer": 0}} if "theory" in row else row for row in rows]
-    assert room.collaborations.Collaborations({"settings": {"two": inverse}}, "two").loss("naive", 0.0, 1) == naive
+    assert room.collaborations.Collaborations({"settings": {SMALL: inverse}}, SMALL).loss("naive", 0.0, 1) == naive
     assert "have 0.53 and 0.53 times" in found.loss("naive", 0.0, 2), "models of one size cost the same"
     assert "no clear difference" in found.loss("plain", 0.0, 1)
     speeds["plain"] = [2.0, 1.9, 2.1]
     assert "not known" in found.loss("plain", 0.0, 1), "the calls of its drafter are not counted"
-    calls["plain"] = {"big": 0.5, "small": 0.5, "drafter": 1.0}
+    calls["plain"] = {"zoo": 0.5, "zoo:drafter": 0.5, "drafter": 1.0}
     assert "have 1.08 and 1.08 times" in found.loss("plain", 0.0, 1), "0.65 calls over 0.6"
     assert "have 1.33 and 1.33 times" in found.loss("plain", 0.0, 2), "2 calls of one size over 1.5"
     speeds["naive"] = [1.4, 1.3, 1.5]
@@ -224,9 +252,9 @@ def test_groups_of_requests_have_no_interval_and_a_loss_together_its_reason(room
 
     def found(big: float) -> Any:
         where: dict[str, Any] = {"batch": 8, "temperature": 0.0, "over_standard": speeds}
-        calls = {"alternate": {"big": big, "small": 1.0}}
+        calls = {"alternate": {"zoo": big, "zoo:drafter": 1.0}}
         rows = [where | {"domain": domain, "calls_per_token": calls, "theory": theory} for domain in ("code", "math")]
-        return room.collaborations.Collaborations({"settings": {"two": [*rows, where | {"domain": "all"}]}}, "two")
+        return room.collaborations.Collaborations({"settings": {SMALL: [*rows, where | {"domain": "all"}]}}, SMALL)
 
     said = found(1.2).over_standard("alternate", 0.0, 8)
     assert "code 0.90× [0.85 and 0.95]" in said and "all 0.90× (0.85 to 0.95)" in said

@@ -36,6 +36,21 @@ def test_file_declares_target_and_drafters(tmp_path: Path) -> None:
     assert config.target.engine.cost_per_hour == 2
 
 
+def test_the_cheapest_tier_comes_first() -> None:
+    given = {"labels": {"zone": "home"}, "tier_prices": {"owned": 0.5, "reserved": 2, "spot": 0.4}}
+    placement = ClusterConfig.build({"target": {"placement": given}}).target.placement
+    assert placement.actor_options == {
+        "num_cpus": 1,
+        "label_selector": {"zone": "home", "tier": "spot"},
+        "fallback_strategy": [
+            {"label_selector": {"zone": "home", "tier": "owned"}},
+            {"label_selector": {"zone": "home", "tier": "reserved"}},
+        ],
+    }
+    assert placement.price({"tier": "reserved"}, 7) == 2
+    assert placement.price({}, 7) == 7
+
+
 def test_no_file_is_one_replica_of_the_built_in_model() -> None:
     config = ClusterConfig.read(None)
     assert (config.target.engine.model, config.target.scale.min, config.target.scale.max) == ("zoo", 1, 1)
@@ -59,6 +74,17 @@ def test_no_file_is_one_replica_of_the_built_in_model() -> None:
         (
             {"target": {"engine": {"pipeline_parallel_size": 2}, "stages": {"placement": {"num_cpus": 0}}}},
             "target.stages.placement",
+        ),
+        ({"target": {"placement": {"tier_prices": {"spot": -1}}}}, "target.placement.tier_prices"),
+        (
+            {
+                "target": {
+                    "engine": {"pipeline_parallel_size": 2},
+                    "stages": {},
+                    "placement": {"tier_prices": {"spot": 1}},
+                }
+            },
+            "target.placement.tier_prices",
         ),
         ({"drafters": {}}, "drafters"),
         ({"drafters": [{"nodes": 1}]}, "drafters[0].name"),

@@ -13,7 +13,7 @@ from cospec.bench.metrics import Selection, summarise
 from cospec.bench.request_record import Chunk, Timing
 from cospec.config import EngineConfig
 from cospec.core.types import Event
-from cospec.metrics.engine_counters import EngineMetrics, price_per_million
+from cospec.metrics.engine_counters import EngineMetrics, merge, price_per_million
 from cospec.runtime.engine_client import EngineStatus
 from cospec.server.metrics import ServerMetrics
 from cospec.server.node_metrics import COUNTERS, GAUGES
@@ -43,8 +43,8 @@ def write(metrics: ServerMetrics, tokens: int) -> None:
 
 @pytest.mark.parametrize("prices", [{}, {"target": 2.0, "a": 0.5}])
 def test_server_shows_declared_prices_only(prices: dict[str, float]) -> None:
-    engine = asdict(EngineMetrics(generation_tokens=100, engines=2))
-    metrics = ServerMetrics("m", prices | {"drafter": 0.0})
+    replicas = [asdict(EngineMetrics(generation_tokens=50, prices=prices | {"drafter": 0.0})) for _ in range(2)]
+    engine, metrics = merge(replicas), ServerMetrics("m")
     write(metrics, 100)
     text = metrics.render(engine, EngineStatus(True, 0, 0, 0)).decode()
     assert ('cospec:cost_per_hour{component="a",model_name="m"} 1.0' in text) == bool(prices)
@@ -54,7 +54,7 @@ def test_server_shows_declared_prices_only(prices: dict[str, float]) -> None:
 
 def test_each_connection_of_a_node_has_its_price() -> None:
     nodes = [("peer", 1.0), ("peer", 1.0), ("target", 0.001)]
-    engine = asdict(EngineMetrics(engines=1))
+    engine = asdict(EngineMetrics(prices={"target": 4.0}))
     engine["nodes"] = [
         {
             "node": name,
@@ -65,7 +65,7 @@ def test_each_connection_of_a_node_has_its_price() -> None:
         }
         for name, cost in nodes
     ]
-    text = ServerMetrics("m", {"target": 4.0}).render(engine, EngineStatus(True, 0, 0, 0)).decode()
+    text = ServerMetrics("m").render(engine, EngineStatus(True, 0, 0, 0)).decode()
     costs = {line for line in text.splitlines() if line.startswith("cospec:cost_per_hour{")}
     assert costs == {
         'cospec:cost_per_hour{component="target",model_name="m"} 4.0',
@@ -75,11 +75,11 @@ def test_each_connection_of_a_node_has_its_price() -> None:
 
 
 def test_an_engine_that_starts_again_changes_no_price() -> None:
-    metrics, prices = ServerMetrics("m", {"target": 4.0}), []
+    metrics, prices = ServerMetrics("m"), []
     write(metrics, 1000)
     time.sleep(0.1)
     for generated in (1000, 10):  # the second process has written few tokens
-        engine = asdict(EngineMetrics(generation_tokens=generated, engines=1))
+        engine = asdict(EngineMetrics(generation_tokens=generated, prices={"target": 4.0}))
         text = metrics.render(engine, EngineStatus(True, 0, 1, 0)).decode()
         prices += [
             float(line.split()[-1]) for line in text.splitlines() if line.startswith("cospec:price_per_million_tokens{")

@@ -3,6 +3,9 @@
 On a CPU, and on a GPU from some batch size on, γ_M changes with N_batched: one slope per piece between *knees*. The
 rows of one sequence share its overhead, so there is one more coefficient per sequence. All coefficients are fitted by
 non-negative least squares on relative errors. So a step of one token counts as much as a step of a thousand.
+
+CoSine's T_ssm and T_llm (equations 5 and 7) count the longest context of a batch for all requests. A forward reads each
+context once, so N_context is their sum.
 """
 
 from __future__ import annotations

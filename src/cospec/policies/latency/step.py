@@ -1,8 +1,9 @@
 """Latency of a step, corrected by measured steps (SmartSpec section 4.3, equations 4 to 7).
 
 T_step = T_draft + T_target + rest, or max(T_draft, T_target) + rest if measurements show that both overlap. Each part
-is an online fit. A part that stays wrong by more than a fifth is refitted to the latest steps, if the new fit explains
-the steps much better.
+is an online fit. CoSine's equation 7 always adds T_draft and T_target. Where both overlap, as in its own pipeline, the
+longer one sets the pace, so the sum is too long. A part that stays wrong by more than a fifth is refitted to the latest
+steps, if the new fit explains the steps much better.
 """
 
 from __future__ import annotations

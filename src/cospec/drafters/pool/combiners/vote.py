@@ -19,7 +19,8 @@ class Vote(Combiner):
 
     No tree is built: only drafts with the chosen token continue after this token. Ties go to the heavier drafter's
     token. Every drafter's agreement with the committed tokens updates the pool's weights, not only that of the verified
-    path.
+    path. In the paper only the drafter of the verified path learns, so a drafter that never wins a vote cannot regain
+    weight. The committed tokens judge the other drafts too.
     """
 
     name: ClassVar[str] = "vote"
