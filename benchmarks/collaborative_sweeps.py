@@ -1,8 +1,8 @@
 """Measures the speed of collaborative decoding over standard by gamma, lambda and mu (CoS figures 4 to 6).
 
-Run ``python -m benchmarks.collaborative_sweeps``: one request at a time, prompts of all domains, paired ratios with 95%
-intervals, as figures and plots. For gamma the last model proposes that many tokens and the others one. For lambda and
-mu the engine chooses.
+Run ``python -m benchmarks.collaborative_sweeps``: one request at a time, prompts of all domains. Figures and plots have
+paired ratios with 95% intervals, without the time of prompts. For gamma the last model proposes that many tokens and
+the others one. For lambda and mu the engine chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.ensembles import (
     batches,
     params,
     rounded,
-    time_writers,
+    time_decoding,
     writer,
 )
 
@@ -54,8 +54,8 @@ def sweep(name: str, options: argparse.Namespace) -> dict[str, Curve]:
     chosen = params(TEMPERATURES[setting.ensemble["method"]], options.tokens)
 
     def ratio(other: Writer, ensemble: OutputDistribution) -> list[float]:
-        samples = time_writers({"standard": standard, "other": other}, work, chosen, 1, ensemble)
-        return rounded(samples.ratio("standard", "other"))
+        times = time_decoding({"standard": standard, "other": other}, work, chosen, 1, ensemble)
+        return rounded(times.decoding.ratio("standard", "other"))
 
     ways: dict[str, Callable[[], Curve]] = {
         "gamma": lambda: against_gamma(setting, ratio),

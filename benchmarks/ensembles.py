@@ -98,7 +98,13 @@ class Times:
     whole: Samples
 
 
-def time_decoding(writers: Mapping[str, Writer], work: Sequence[Ids], chosen: SamplingParams, repeats: int) -> Times:
+def time_decoding(
+    writers: Mapping[str, Writer],
+    work: Sequence[Ids],
+    chosen: SamplingParams,
+    repeats: int,
+    ensemble: OutputDistribution | None = None,
+) -> Times:
     """Time like ``time_writers``, with the prompts' time separate, because proposals do not speed up prompts.
 
     Each writer first generates one token for the prompts of a piece. Its cache then has all but the last page of the
@@ -111,7 +117,7 @@ def time_decoding(writers: Mapping[str, Writer], work: Sequence[Ids], chosen: Sa
             started = time.perf_counter()
             one.llm.generate(ids, first)
             reading.seconds[name].append(time.perf_counter() - started)
-    decoding = time_writers(writers, work, chosen, repeats)
+    decoding = time_writers(writers, work, chosen, repeats, ensemble)
     whole = {name: [*map(add, seconds, cycle(reading.seconds[name]))] for name, seconds in decoding.seconds.items()}
     return Times(decoding, Samples(whole))
 
