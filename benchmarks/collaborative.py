@@ -102,11 +102,16 @@ def systems(setting: Setting, batch: int) -> dict[str, Writer]:
 
 
 def speeds(times: Times, tokens: int) -> Row:
-    """Return tokens per second, and ratios over ``standard`` with intervals."""
+    """Return tokens per second, and ratios over ``standard`` and of ``alternate`` over the others, with intervals."""
     samples, whole = times.decoding, times.whole
     return {
         "tokens_per_second": {name: round(tokens / samples.median(name), 1) for name in samples.seconds},
         "over_standard": {name: rounded(samples.ratio("standard", name)) for name in samples.seconds},
+        "alternate_over": {
+            name: rounded(samples.ratio(name, "alternate"))
+            for name in samples.seconds
+            if name not in ("standard", "alternate")
+        },
         "with_prompts": {name: rounded(whole.ratio("standard", name)) for name in whole.seconds},
     }
 

@@ -43,6 +43,17 @@ def headlines() -> str:
     return "\n".join([*lines, ""])
 
 
+def decision_ms(row: Found) -> float:
+    """Milliseconds of one new decision of a policy, from its mean over all steps."""
+    return float(row["plan_us"] / row["decisions"] / 1e3)
+
+
+def decision_shares(rows: Sequence[Found]) -> str:
+    """Shares of the steps with a new decision."""
+    least, most = (f"{find(row['decisions'] for row in rows):.1%}" for find in (min, max))
+    return least if least == most else f"{least} to {most}"
+
+
 def _rows() -> Iterator[tuple[str, str, str, str]]:
     for size, times in ((1, "one request at a time"), (8, "eight requests at once")):
         for other, name in (("generate", "transformers"), ("off", "no speculation")):
@@ -78,9 +89,16 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     shares = [row["share"] for row in stored("overhead")["rows"] if not row["system"].startswith("ngram")]
     figure = f"{min(shares):.1%} to {max(shares):.1%}"
     yield "share of a step outside of the models, bf16", figure, "python -m benchmarks.overhead", "roofline"
-    costs = [row["share"] for row in stored("policy_cost")["rows"] if row["policy"] == "goodput"]
-    figure = f"{min(costs):.1%} to {max(costs):.1%}"
-    yield "share of a step that `goodput` takes to decide", figure, "python -m benchmarks.policy_cost", "policies"
+    decided = [row for row in stored("policy_cost")["rows"] if row["policy"] == "goodput"]
+    costs, single = [row["share"] for row in decided], [decision_ms(row) for row in decided]
+    shares = [decision_ms(row) / row["round_ms"] for row in decided]
+    figure = (
+        f"{min(costs):.1%} to {max(costs):.1%}; a single decision {min(single):.2f} to {max(single):.2f} ms, "
+        f"{min(shares):.0%} to {max(shares):.0%} of a step"
+    )
+    anew = f"with a new decision in {decision_shares(decided)} of the steps"
+    what = f"share of a step that `goodput` takes to decide, {anew}"
+    yield what, figure, "python -m benchmarks.policy_cost", "policies"
     median = stored("fidelity")["median"]["error"]
     figure = f"{median['mean']:.1%} (mean), {median['p99']:.1%} (p99)"
     given = "given the arrivals, the output lengths, the right guesses, and the machine's speed in the run next to it"

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import ensembles
 from benchmarks.common import DRAFTER
 from benchmarks.papers.common import unclear
 from benchmarks.papers.sources import Found, Source
 from cospec.ensemble.speedup_model import ProposalProcess
 
+PAIRED = "alternate_over"  # ratios of the default over other methods, of pairs; earlier runs lack them
 NEAR = 0.95  # a ratio of counted calls that explains no clear loss
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
 AVX2 = Source("collaborative_avx2", "python -m benchmarks.collaborative --name collaborative_avx2")
@@ -25,6 +27,11 @@ class Collaborations:
 
     found: Found
     setting: str
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the members, in their order."""
+        return ensembles.SETTINGS[self.setting].models
 
     def rows(self, temperature: float, batch: int) -> list[Found]:
         """By domain.
@@ -47,17 +54,21 @@ class Collaborations:
         rows = self.rows(temperature, batch)
         return ", ".join(f"{row['domain']} {speed(row, method)}" for row in rows)
 
-    def over(self, method: str, other: str, temperature: float) -> str:
-        """Speed of a method over another on each domain, one request at a time.
+    def over(self, other: str, temperature: float) -> str:
+        """Speed of the default over another method on each domain, one request at a time.
 
         Raises:
             KeyError: the setting has no such method.
         """
         cells = []
         for row in self.rows(temperature, 1):
-            own, base = (row["over_standard"][name][0] for name in (method, other))
-            cells.append(f"{row['domain']} {own / base:.2f}×")
+            ratio, *ends = default_over(row, other)
+            cells.append(f"{row['domain']} {interval([ratio, *ends]) if ends else f'{ratio:.2f}×'}")
         return ", ".join(cells)
+
+    def paired(self, temperature: float) -> bool:
+        """Whether the run has paired ratios of the default over other methods, one request at a time."""
+        return all(PAIRED in row for row in self.rows(temperature, 1))
 
     def theory(self, kind: str, theorem: str, temperature: float, models: int) -> str:
         """The measured speed of each domain; of two models the theorem and the count of calls with α and c of the run.
@@ -80,8 +91,9 @@ class Collaborations:
         """The engine's estimate for each model that proposed, at the end of a domain, one request at a time."""
         cells = []
         for row in (row for row in self.rows(temperature, 1) if "theory" in row):
-            pairs = zip(row["theory"]["alpha"], row["theory"]["gammas"], strict=True)
-            cells.append(f"{row['domain']} {', '.join(f'{alpha:.2f}' if gamma else 'none' for alpha, gamma in pairs)}")
+            members = zip(self.models, row["theory"]["alpha"], row["theory"]["gammas"], strict=True)
+            each = (f"{name} {f'{alpha:.2f}' if gamma else 'none'}" for name, alpha, gamma in members)
+            cells.append(f"{row['domain']} {', '.join(each)}")
         return "; ".join(cells)
 
     def one_sided(self, temperature: float) -> list[str]:
@@ -92,7 +104,7 @@ class Collaborations:
     def chosen(self, temperature: float, batch: int) -> str:
         """The engine's choice at the end of each domain; empty where it is not stored."""
         rows = [row for row in self.rows(temperature, batch) if "theory" in row]
-        ways = dict.fromkeys(proposals(row) for row in rows)
+        ways = dict.fromkeys(proposals(row["theory"], self.models) for row in rows)
         return f"the engine's choice at the end of a domain: {'; or '.join(ways)}" if ways else ""
 
     def calls(self, method: str, temperature: float) -> str:
@@ -103,9 +115,9 @@ class Collaborations:
         """
         cells = []
         for row in (row for row in self.rows(temperature, 1) if "calls_per_token" in row):
-            models = row["calls_per_token"][method]
-            each = " + ".join(f"{calls:.2f} {name}" for name, calls in models.items())
-            cells.append(f"{row['domain']} {sum(models.values()):.2f} = {each}")
+            counts = row["calls_per_token"][method]
+            each = " + ".join(f"{counts[name]:.2f} {name}" for name in (*self.models, DRAFTER) if name in counts)
+            cells.append(f"{row['domain']} {sum(counts.values()):.2f} = {each}")
         return ", ".join(cells)
 
     def cost(self, method: str, temperature: float, models: int, batch: int = 1) -> dict[str, float]:
@@ -121,13 +133,12 @@ class Collaborations:
         found = {}
         for row in (row for row in self.rows(temperature, batch) if "calls_per_token" in row):
             each = row["calls_per_token"]
-            members = list(each["alternate"])
-            calls = [1.0 if method == "standard" else each[method][name] for name in members]
+            calls = [1.0 if method == "standard" else each[method].get(name, 0.0) for name in self.models]
             c, proposer = row["theory"]["c"], row["theory"]["proposer"]
             small = c if proposer >= models else 1.0 / c
             drafter = each[method].get(DRAFTER, 0.0) if method in each else 0.0  # a model as the last member
             total = sum(calls[:models]) + small * sum(calls[models:])
-            found[row["domain"]] = total + drafter * (small if models < len(members) else 1.0)
+            found[row["domain"]] = total + drafter * (small if models < len(self.models) else 1.0)
         return found
 
     def loss(self, other: str, temperature: float, models: int) -> str:
@@ -139,18 +150,18 @@ class Collaborations:
         Raises:
             KeyError: the setting has no such method.
         """
-        rows = {row["domain"]: row["over_standard"] for row in self.rows(temperature, 1)}
-        own, base = rows["all"]["alternate"], rows["all"][other]
-        if own[0] >= base[0]:
+        rows = {row["domain"]: row for row in self.rows(temperature, 1)}
+        ratio = default_over(rows["all"], other)[0]
+        if ratio >= 1.0:
             return ""
-        said = f"At T = {temperature:g} the default has {own[0] / base[0]:.2f} times the speed of *{other}*"
-        if base[1] <= own[0] or base[0] <= own[2]:
+        said = f"At T = {temperature:g} the default has {ratio:.2f} times the speed of *{other}*"
+        if not clear(rows["all"], other):
             return f"{said}, no clear difference."
         if other == "plain" and not self.counts_drafts(temperature):
             return f"{said}. The calls of the drafter of *plain* were not counted, so the reason is not known."
         mine, its = (self.cost(method, temperature, models) for method in ("alternate", other))
         by_calls = counted([its[domain] / mine[domain] for domain in mine])
-        measured = counted([rows[domain]["alternate"][0] / rows[domain][other][0] for domain in mine])
+        measured = counted([default_over(rows[domain], other)[0] for domain in mine])
         ratios = [its[domain] / mine[domain] for domain in mine]
         reason = (
             "So lengths are not the reason; the time of a step is, which was not measured by parts."
@@ -212,10 +223,35 @@ class Collaborations:
         return ", ".join(f"{point}: {interval(speed)}" for point, speed in points.items())
 
 
-def proposals(row: Found) -> str:
+def default_over(row: Found, other: str) -> tuple[float, ...]:
+    """The default's speed over another method: the paired ratio with its interval where stored, else a quotient.
+
+    Raises:
+        KeyError: the setting has no such method.
+    """
+    if PAIRED in row:
+        return tuple(row[PAIRED][other])
+    own, base = (row["over_standard"][name][0] for name in ("alternate", other))
+    return (own / base,)
+
+
+def clear(row: Found, other: str) -> bool:
+    """Whether the default and another method differ: by their paired ratio where stored, else by both intervals."""
+    if PAIRED in row:
+        _, low, high = row[PAIRED][other]
+        return not low <= 1.0 <= high
+    own, base = (row["over_standard"][name] for name in ("alternate", other))
+    return apart(own, base)
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether neither of two figures lies in the other's interval."""
+    return not (one[1] <= other[0] <= one[2] or other[1] <= one[0] <= other[2])
+
+
+def proposals(theory: Found, names: Sequence[str]) -> str:
     """Who proposes how many tokens."""
-    theory = row["theory"]
-    gammas, names = theory["gammas"], list(row["calls_per_token"]["alternate"])
+    gammas = theory["gammas"]
     if theory["form"] == "naive":
         length = gammas[theory["proposer"]]
         return f"one proposer, {names[theory['proposer']]}, of {length} token{'s' if length > 1 else ''}"

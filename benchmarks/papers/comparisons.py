@@ -11,16 +11,16 @@ EIGHT_TOKENS = Source("compare_draft8_t1", "python -m benchmarks --run compare_d
 PLAIN, DRAFTED = "off", "draft-4"
 
 
-def over_plain(found: Found) -> str:
-    """Time per token without speculation over that with four drafted tokens, and its interval.
+def over_plain(found: Found, drafted: str = DRAFTED) -> str:
+    """Time per token without speculation over that with drafted tokens, and its interval.
 
     Raises:
         KeyError: the comparison has no such pair.
     """
     for row in found["ratios"]:
-        if (row["system"], row["baseline"], row["cost"]) == (DRAFTED, PLAIN, "time_per_token"):
+        if (row["system"], row["baseline"], row["cost"]) == (drafted, PLAIN, "time_per_token"):
             return "{ratio:.2f}× ({low:.2f} to {high:.2f})".format_map(row)
-    raise KeyError(DRAFTED)
+    raise KeyError(drafted)
 
 
 def in_domain(found: Found, domain: str, drafted: str = DRAFTED) -> str:

@@ -18,10 +18,11 @@ TOP_OVER_ALL = {
 }
 PAPERS_RATIO = 1.8
 INTERVAL = "{value:.2f} ({low:.2f} to {high:.2f})"
+CHAINS = "Drafts are chains, verified by `rejection`, on 48 prompts of each domain."
+JUDGED = "A token is judged if all tokens before were accepted."
 SETTING = (
-    "Drafts are chains, verified by `rejection`, on 48 prompts of each domain. Confidence is the drafter's probability "
-    "of the proposed token: of greedy tokens at temperature 1, of sampled tokens as drawn. A token is judged if all "
-    "tokens before were accepted."
+    f"{CHAINS} Confidence is the drafter's probability of the proposed token: of greedy tokens at temperature 1, of "
+    f"sampled tokens as drawn. {JUDGED}"
 )
 
 
@@ -31,7 +32,7 @@ def by_probability(results: Results) -> Section:
     for temperature in TEMPERATURES:
         at = f"temperature {temperature:g}"
         figures: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
-            ("Acceptance of judged tokens by tenth of confidence, lowest first", "rises, without numbers", tenths),
+            ("Acceptance of judged tokens by tenth of confidence, lowest first", PLOT, tenths),
             ("Acceptance of judged tokens in the top tenth", "", top_tenth),
         )
         rows += [
@@ -147,10 +148,10 @@ def by_length(results: Results) -> Section:
     return Section(
         "Figure 1: acceptance rate by speculation length",
         tuple(rows),
-        f"{SETTING} The generic drafter drafts. The rate is accepted over drafted tokens, as in the paper. So tokens "
-        "that were not judged count as not accepted. The paper's drafters are as released (section 2), though section "
-        "2.2 calls them fine-tuned. Its words on the plot: OPT-13B is high on finance and dialogue and slightly lower "
-        "on chats, Llama2-70B is low, the lowest on finance.",
+        f"{CHAINS} {JUDGED} The generic drafter drafts. The rate is accepted over drafted tokens, as in the paper. So "
+        "tokens that were not judged count as not accepted. The paper's drafters are as released (section 2), though "
+        "section 2.2 calls them fine-tuned. Its words on the plot: OPT-13B is high on finance and dialogue and "
+        "slightly lower on chats, Llama2-70B is low, the lowest on finance.",
     )
 
 

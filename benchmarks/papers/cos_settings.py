@@ -56,7 +56,7 @@ SETTINGS = (
             "naive": "1.08 to 1.16× (table 7, two pairs, two tasks, computed)",
             "plain": "1.18 to 1.43× (table 2, computed)",
         },
-        "at least 0.5 (theorem 3.2)",
+        "at least 0.5 (theorem 3.2, corollary 3.3)",
         large=2,
     ),
     Setting(

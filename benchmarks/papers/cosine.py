@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Section, unclear
+from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.confidences import by_probability
-from benchmarks.papers.cosine_claims import CARD, claims
+from benchmarks.papers.cosine_claims import claims
 from benchmarks.papers.cosine_online import MODES, online
 from benchmarks.papers.cosine_parts import PARTS, parts
 from benchmarks.papers.cosine_stages import STAGES, stages
 from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import DOMAINS, POOL, Pool
+from benchmarks.papers.pools import CARD, DOMAINS, POOL, Pool
 from benchmarks.papers.sources import Found, Results
+from cospec.training.eval_acceptance import DEPTH, LENGTH
 
-RANGE = "1.73 to 3.20"  # of trained drafters; the paper decodes greedily
+LEAST, MOST = 1.73, 3.20  # of trained drafters; the paper decodes greedily
+RANGE = f"{LEAST:.2f} to {MOST:.2f}"
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
 SOURCES = (*MODES.values(), PARTS, STAGES, cosine_offline.OFFLINE, *QWEN.values())
@@ -57,8 +59,8 @@ def drafters(results: Results) -> Section:
     ]
     rows += [
         results.row(
-            f"Best over worst trained drafter on {domain}",
-            "exceeding 2",
+            f"Best over worst trained drafter on {domain}, temperature 0",
+            f"exceeding 2 (of 'efficiency'; table 2's range gives at most {MOST / LEAST:.2f}, computed)",
             POOL,
             lambda found, domain=domain: variance(Pool(found), domain),
         )
@@ -71,7 +73,7 @@ def drafters(results: Results) -> Section:
         "The paper's range is of six drafters with domains of their own, tuned on five sets of questions. The paper "
         "calls its number an "
         "acceptance ratio and does not say whether the target's token counts. Ours counts the target's token; *best "
-        f"over worst* is given both ways. {results.sentence(POOL, sizes)}",
+        f"over worst* is given both ways. {results.sentence(POOL, lengths)}",
     )
 
 
@@ -90,8 +92,9 @@ def card(results: Results) -> Section:
     return Section(
         "Table 2 on held-out prompts of the training's own domains",
         tuple(rows),
-        "The figures stand in the models' card, which the training writes. They count the target's token. The "
-        "command needs the checkpoints that `cospec train` leaves in `runs/zoo`.",
+        "The figures stand in the models' card, which the training writes. They count the target's token. Drafts have "
+        f"{DEPTH} tokens, outputs at most {LENGTH}. The command needs the checkpoints that `cospec train` leaves in "
+        "`runs/zoo`.",
     )
 
 
@@ -99,7 +102,7 @@ def offline(results: Results) -> Section:
     """Figure 6(c): throughput at fixed batch sizes."""
     gain = "1.31 to 1.62× (LLaMA pair)"
     rows = [
-        results.row(f"One drafter over plain decoding, batch {batch}", "", source, over_plain)
+        results.row(f"One drafter over plain decoding, batch {batch}", PLOT, source, over_plain)
         for batch, source in COMPARED.items()
     ]
     rows += [
@@ -112,11 +115,14 @@ def offline(results: Results) -> Section:
     return Section(
         "Figure 6(c): throughput at fixed batch sizes, on two shared cores",
         tuple(rows),
-        "Domains are mixed, decoding is greedy. In the paper drafters have GPUs of their own and work ahead. Here "
-        "drafters and target share two cores and take turns. SpecInfer is trees of all drafters. Each pool has four "
-        "model drafters and prompt lookup. Here the models go on from the fused token at every step, as the paper's "
-        "do; prompt lookup gives whole drafts. Routing is `hedge` (arXiv 2510.20064); `explore` is CoSine's own. "
-        f"Trees have at most eight tokens. {results.sentence(POOL, sizes)} {results.sentence(POOL, slower)}",
+        "Domains are mixed, decoding is greedy. In the paper drafters have GPUs of their own and work at the same "
+        "time as the target, on another batch. Here drafters and target share two cores and take turns. SpecInfer is "
+        "trees of all drafters. Each pool has four model drafters and prompt lookup. Here the models go on from the "
+        "fused token at every step, as in the paper's algorithm 1. Equation 4 also continues from each drafter's own "
+        "token, which is left out here. Prompt lookup gives whole drafts. Routing is `hedge` (arXiv 2510.20064); "
+        "`explore` is CoSine's, corrected. `mix` draws tokens from the weighted mixture of all drafters, which is a "
+        f"vote where decoding is greedy. Trees have at most eight tokens. {results.sentence(POOL, sizes)} "
+        f"{compared(results)}{results.sentence(POOL, slower)}",
     )
 
 
@@ -166,26 +172,41 @@ def by_domain(pool: Pool, name: str, temperature: float) -> str:
 
 
 def variance(pool: Pool, domain: str) -> str:
-    """How far apart the model drafters are on a domain, with and without the target's token.
+    """How far apart the trained drafters are on a domain, with and without the target's token.
 
     Raises:
         KeyError: there are not two.
     """
-    lengths = {name: pool.value("acceptance", name, domain) for name in pool.drafters if name != "copy"}
-    if len(lengths) < 2:
+    found = {name: pool.value("acceptance", name, domain) for name in pool.drafters if name in DOMAINS}
+    if len(found) < 2:
         raise KeyError("drafters")
-    best, worst = max(lengths, key=lambda n: lengths[n]), min(lengths, key=lambda n: lengths[n])
-    own, other = lengths[best], lengths[worst]
+    best, worst = max(found, key=lambda n: found[n]), min(found, key=lambda n: found[n])
+    own, other = found[best], found[worst]
     return f"{(own - 1) / (other - 1):.2f}, {own / other:.2f} with the target's token ({best} over {worst})"
 
 
-def sizes(found: Found) -> str:
-    """How much was run."""
-    options = found["options"]
-    return (
-        f"{options['prompts']} prompts of each workload, {options['tokens']} tokens, {options['repeats']} repeats. "
-        f"Ratios of throughput are of medians and have no intervals."
+def lengths(found: Found) -> str:
+    """How much was run for acceptance lengths."""
+    return "{prompts} prompts of each domain, {tokens} tokens; acceptance is of the first repeat.".format_map(
+        found["options"]
     )
+
+
+def sizes(found: Found) -> str:
+    """How much was run of pools."""
+    return (
+        "Rows of pools: {prompts} prompts of each workload, {tokens} tokens, {repeats} repeats. Ratios of throughput "
+        "are of medians and have no intervals."
+    ).format_map(found["options"])
+
+
+def compared(results: Results) -> str:
+    """How much was run of one drafter against plain decoding; empty where it was not."""
+    form = "{num_prompts} prompts of {output_len} output tokens at batch {batch_size}"
+    cells = [results.sentence(source, lambda found: form.format_map(found["settings"])) for source in COMPARED.values()]
+    if not all(cells):
+        return ""
+    return f"The first two rows are of another command and of time per token. They have {', and '.join(cells)}. "
 
 
 def on_card(found: Found, temperature: str, name: str) -> str:

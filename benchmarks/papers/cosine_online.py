@@ -10,7 +10,8 @@ from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
 from benchmarks.papers.cosine_parts import PARTS
 from benchmarks.papers.scenarios import FOLDER, Runs, inputs, scenario
 from benchmarks.papers.sources import Found, Results, Source
-from cospec.simulation.scenario import ArrivalConfig, Scenario
+from cospec.simulation.scenario import Scenario
+from cospec.simulation.workload import due
 
 MODES = {name: scenario(f"cosine-{name}") for name in ("low", "high", "fluctuating")}
 PAPERS = {"low": "1.2 to 1.5×", "high": "1.3 to 1.6×", "fluctuating": "1.2 to 1.4×"}
@@ -61,15 +62,21 @@ def online(results: Results) -> Section:
 
 def arrivals(found: Found, mode: str) -> str:
     """How many requests arrive and how many each system serves."""
-    given, runs = ArrivalConfig.model_validate(found["scenario"]["arrivals"]), Runs(found)
+    whole, runs = Scenario.model_validate(found["scenario"]), Runs(found)
+    given = whole.arrivals
     rates = [run["requests_per_second"] for run in map(runs.at, WORDS)]
-    served = f"{min(rates):.1f} to {max(rates):.1f} are served until the last one ends"
+    ends = dict.fromkeys(f"{rate:.1f}" for rate in (min(rates), max(rates)))
+    served = f"{' to '.join(ends)} are served until the last one ends"
     if given.kind == "open":
         return f"{mode.capitalize()} is {given.rates[0]:g} requests/s; {served}."
     parts = " and ".join(f"{each.seconds:g} s of {each.rate:g}/s" for each in given.segments)
     seconds = sum(each.seconds for each in given.segments)
     mean = sum(each.seconds * each.rate for each in given.segments) / seconds
-    return f"{mode.capitalize()} is {parts}, {mean:.1f}/s in the mean; {served}. In its bursts queues grow."
+    last = due(given, whole.requests, runs.loads[0], whole.seed, FOLDER)[-1]
+    return (
+        f"{mode.capitalize()} is {parts}, {mean:.1f}/s in the mean of a cycle. The {whole.requests} requests arrive in "
+        f"{last:.0f} s, {whole.requests / last:.1f}/s; {served}. In its bursts queues grow."
+    )
 
 
 def slowest(results: Results) -> str:

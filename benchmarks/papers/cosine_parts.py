@@ -34,17 +34,17 @@ def parts(results: Results) -> Section:
     return Section(
         "The gain by parts: drafters in sequence, in parallel, in parallel and pipelined",
         tuple(rows),
-        "Throughput with 8, 32 and 128 requests at a time. Drafts are recorded: what the zoo's four drafters "
-        "proposed at 3,072 positions of held-out prompts, with the engine's routing `hedge` and its combiners. "
-        "Times are those of a 70B target on four GPUs and of drafters with 4 ms per token. `vote` has lengths by "
-        "goodput, `union` and `fuse` are at most four tokens deep and eight in all. Acceptance length and drafted "
-        "tokens are those of 8 requests. In sequence four drafters cost more than their agreement brings. In parallel, "
-        "on nodes, the pool is a little faster than one drafter at low load. Nodes have links of 0.5 ms, processes "
-        "none. Unused drafters score known tokens in all three places: in sequence before a request's first draft, in "
-        "processes and on nodes beside it, so the first draft has no scores yet. In sequence `fuse` goes token by "
-        f"token. {WHOLE_DRAFTS} The same holds in processes. So `fuse` in sequence and in parallel differ in their "
-        "drafts too. Pipelining halves the target's batch. A target whose time is mostly reading weights loses more by "
-        "that than the overlap brings.",
+        "Throughput with 8, 32 and 128 requests at a time. Drafts are recorded: what the zoo's four drafters proposed "
+        "at 3,072 positions of held-out prompts, with the engine's routing `hedge` and its combiners. Times are those "
+        "of a 70B target on four GPUs and of drafters with 4 ms per token. `vote` has lengths by goodput, `union` and "
+        "`fuse` are at most four tokens deep and eight in all. Acceptance length and drafted tokens are those of 8 "
+        "requests. *Off* is no drafts, *auto* one drafter with lengths by goodput. In sequence four drafters cost "
+        "more than their agreement brings. In parallel, on nodes, the pool is a little faster than one drafter at low "
+        "load. Nodes have links of 0.5 ms, processes none. Unused drafters score known tokens in all three places: in "
+        "sequence before a request's first draft, in processes and on nodes while it is written, so the first draft "
+        f"has no scores yet. In sequence `fuse` goes token by token. {WHOLE_DRAFTS} The same holds in processes. So "
+        "`fuse` in sequence and in parallel differ in their drafts too. Pipelining halves the target's batch. A "
+        "target whose time is mostly reading weights loses more by that than the overlap brings.",
     )
 
 

@@ -18,19 +18,19 @@ def stages(results: Results) -> Section:
     rows = [
         results.row(
             "Throughput of CoSine, four steps in flight, over the fastest baseline with one",
-            "1.31 to 1.62× over SpecInfer, up to 32.5% more at equal cost",
+            "1.31 to 1.62× over SpecInfer (LLaMA pair), up to 32.5% more at equal cost",
             STAGES,
             lambda found: faster(Runs(found), WHOLE, COUPLED),
         ),
         results.row(
             "Latency of CoSine, four steps in flight, against the best baseline with one",
-            "17.9 to 27.1% less; up to 23.2% less at equal cost",
+            "17.9 to 27.1% less (LLaMA pair); up to 23.2% less at equal cost",
             STAGES,
             lambda found: sooner(Runs(found), WHOLE, COUPLED),
         ),
         results.row(
             "Throughput of CoSine, pipelined, over the fastest baseline with one step in flight",
-            "1.31 to 1.62× over SpecInfer",
+            "1.31 to 1.62× over SpecInfer (LLaMA pair)",
             STAGES,
             lambda found: faster(Runs(found), PIPELINED, COUPLED),
         ),
@@ -68,7 +68,7 @@ def stages(results: Results) -> Section:
         "Stages may rest while another one works, so their own idle time is larger than the last row. "
         f"Drafts, drafters and trees are those of figures 6(a) and 6(c). {WHOLE_DRAFTS} The parts of a throughput "
         f"multiply to its ratio. {results.sentence(STAGES, lambda found: helped(Runs(found)))} "
-        f"{results.sentence(STAGES, lambda found: behind(Runs(found)))}",
+        f"{results.sentence(STAGES, lambda found: equally_many(Runs(found)))}",
     )
 
 
@@ -86,7 +86,7 @@ def helped(runs: Runs) -> str:
     return f"Steps in flight help every system, but not {'; '.join(lost)}."
 
 
-def behind(runs: Runs) -> str:
+def equally_many(runs: Runs) -> str:
     """Why SpecInfer is faster with as many steps in flight, by the parts of the throughput."""
     other = IN_FLIGHT["specinfer"]
     return (

@@ -38,7 +38,8 @@ def ahead(results: Results) -> Section:
             for ratio, length in product(RATIOS, LENGTHS)
         ),
         paragraph(
-            "The mode `draft-ahead` on the pipeline of the section above. The drafter continues each window at once. "
+            "The mode `draft-ahead` on the pipeline of *Equations 3, 4, 5 and 9: emulated over processes*.",
+            "The drafter continues each window at once. "
             "With several windows in flight each continuation is verified at once too, as far as it is valid with a "
             "probability of at least 1 / N. Early exit: stages do not compute windows that earlier windows have "
             "refuted. A command to skip a window takes the time of a link. Times are of one request and one run, whose "

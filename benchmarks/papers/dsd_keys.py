@@ -72,6 +72,9 @@ def section(results: Results) -> Section:
     return Section(
         f"Equation 7: conditions of key tokens at a bound of {BOUND:g}, on reference answers",
         rows,
+        "The paper's H_d and H_t are cross entropies of a token under the draft and the target. Ours are the entropies "
+        "of the two distributions. NormMatch is the overlap of these; the paper's example is that of their top-k "
+        "supports. So the first and the third condition make all tokens of a position key tokens. "
         "The rows are of the distribution itself at temperature 1, and no row is a speed. "
         f"{results.sentence(KEYS, answered)} {results.sentence(KEYS, thresholds)}",
     )

@@ -87,6 +87,7 @@ def assumed() -> str:
         f"Assumed: t₀ is {1e3 * t0:.0f} ms, a pass over {WINDOW + 1} tokens takes {window:.2f} t₀, a draft token "
         f"{step:.2f} t₀, and a draft token is right with probability {ALPHA:g}, which gives the paper's {KEPT:.2f}. "
         "The paper does not say whether its length counts the target's token; read here as counting this token. "
+        "Its k of section 2.1 does not count it; its ρ = k / (γ + 1) fits one that does. "
         "These fix the corrected and the drawn figures and the chosen lengths."
     )
 

@@ -6,12 +6,11 @@ from benchmarks.papers.common import Row
 from benchmarks.papers.cosine_nodes import SOURCES as NODES
 from benchmarks.papers.cosine_nodes import WHOLE, Nodes
 from benchmarks.papers.minions_systems import DEFAULT, LENGTHS, VOTE
-from benchmarks.papers.pools import POOL, Pool
+from benchmarks.papers.pools import POOL, SIZES, Pool
 from benchmarks.papers.scenarios import Runs
 from benchmarks.papers.smartspec_figures import PROFILE
-from benchmarks.papers.sources import Found, Results, Source
+from benchmarks.papers.sources import Found, Results
 
-CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo --to src/cospec/zoo")
 MAGNITUDE = "an order of magnitude"
 PAIRS = {"OPT-13B, OPT-125M": (13e9, 125e6), "Llama2-70B, Llama-160M": (70e9, 160e6)}  # parameters by the names
 TURNS = f"{DEFAULT} in turn"
@@ -49,7 +48,7 @@ def scales(results: Results) -> tuple[Row, ...]:
         results.row(
             "Section 1: parameters of the target over the drafter's",
             f"100 to 1000×; its pairs have {pairs}, computed from the names",
-            CARD,
+            SIZES,
             sizes,
         ),
     )

@@ -7,21 +7,34 @@ from collections.abc import Callable
 from benchmarks.papers.answers import few
 from benchmarks.papers.common import How, Row, Run, Section
 from benchmarks.papers.sources import Results
+from cospec.policies.goodput.acceptance_rates import DECAY, DECAY_ALL, IDLE_DECAY, IDLE_DECAY_ALL
+from cospec.policies.goodput.controller import GoodputOptions
 
 ILLUSTRATION = "An illustration of the method; it has no figures."
 NO_GPU = "This row needs models of 7 to 70 billion parameters on GPUs."
+NO_TASKS = "The package has no such data sets."
 Reason = str | Callable[[Results], str]
 
 
 def small(results: Results) -> str:
     """Why DSD's table 1 has no row of ours."""
-    return f"{few(results)} Table 2, above, has our speeds at γ = 8 and T = 1; r was not run."
+    return f"{few(results)} Table 2, above, has our speeds at γ = 8 and T = 1."
+
+
+def greedy(results: Results) -> str:
+    """The same for a row at temperature 0."""
+    return f"{few(results)} Table 2, above, has our speeds with greedy decoding and drafts of 4."
+
+
+def relaxed(results: Results) -> str:
+    """The same for a row with the relaxation r."""
+    return f"{small(results)} The relaxation r was not run."
 
 
 def with_baseline(results: Results) -> str:
     """The same where one row of the table has figures of DSD's baseline."""
     same = "qx = 1 has the speed and length of table 2's Eagle3 (2.313×, 3.340), so it is probably this baseline."
-    return f"{small(results)} {same}"
+    return f"{relaxed(results)} {same}"
 
 
 # (table or figure, what the paper says, reason)
@@ -48,27 +61,27 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
         (
             "Table 1: HumanEval, Llama3.1-8B, t = 0",
             "4.80×, length 5.93; Eagle3 Acc 0.6707, Base Acc 0.6707",
-            small,
+            greedy,
         ),
         (
-            "Table 1: HumanEval, Qwen3-8B, r = 0.90",
+            "Table 1: HumanEval, Qwen3-8B, t = 1, k = 1, qx = x, r = 0.90",
             "2.56×, length 3.86; Eagle3 Acc 0.8476, Base Acc 0.8537",
-            small,
+            relaxed,
         ),
         (
-            "Table 1: HumanEval, Qwen3-8B, r = 0.82",
+            "Table 1: HumanEval, Qwen3-8B, t = 1, k = 1, qx = x, r = 0.82",
             "2.59×, length 3.92; Eagle3 Acc 0.7988, Base Acc 0.8537",
-            small,
+            relaxed,
         ),
         (
             "Table 1: GSM8K, Llama3.1-8B, t = 0",
             "3.60×, length 5.51; Eagle3 Acc 0.8681, Base Acc 0.8704",
-            small,
+            greedy,
         ),
         (
-            "Table 1: GSM8K, Qwen3-8B, r = 0.90",
+            "Table 1: GSM8K, Qwen3-8B, t = 1, k = 1, qx = x, r = 0.90",
             "2.59×, length 4.04; Eagle3 Acc 0.9166, Base Acc 0.9227",
-            small,
+            relaxed,
         ),
         (
             "Table 1: HumanEval, Llama3.1-8B, t = 1: qx = 1; qx = x, top-k; the same with τ; qx = x, multi",
@@ -77,7 +90,7 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
             small,
         ),
         (
-            "Table 1: HumanEval, Qwen3-8B, qx = 1; qx = x; r = 0.92; r = 0.87",
+            "Table 1: HumanEval, Qwen3-8B, t = 1, k = 1: qx = 1; qx = x; qx = x, r = 0.92; qx = x, r = 0.87",
             "2.31×, 2.46×, 2.54×, 2.62×; length 3.34, 3.55, 3.81, 3.88; "
             "Eagle3 Acc 0.8171, 0.8476, 0.8598, 0.8049, Base Acc 0.8537",
             with_baseline,
@@ -87,7 +100,7 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
             "2.53×, length 4.89; Eagle3 Acc 0.7915, Base Acc 0.7695",
             small,
         ),
-        ("Table 1: GSM8K, Qwen3-8B, qx = x", "Base Acc 0.9227, nothing else", small),
+        ("Table 1: GSM8K, Qwen3-8B, t = 1, k = 1, qx = x", "Base Acc 0.9227, nothing else", small),
         (
             "Table 1: injected latency, d = 0.18 to 0.79",
             "2.33 to 2.42×, length 3.58 to 3.62; Eagle3 Acc 0.8354 to 0.8719",
@@ -133,13 +146,21 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
         (
             "Section 5: share of steps without drafts above which a request has no draft cache",
             "0.7 does well",
-            "The engine has 0.7 too; other values were not run.",
+            f"The engine's {GoodputOptions().release_above:g} is of a request's own recent steps. It is drafted for "
+            "again once that pays. Other values were not run.",
         ),
         (
             "Section 4.4: window of the moving average of acceptance",
             "performance is relatively insensitive to it",
-            "The engine's average has one decay; others were not run.",
+            f"The engine's averages have fixed decays ({DECAY:g} of a request, {DECAY_ALL:g} of all; {IDLE_DECAY:g} "
+            f"and {IDLE_DECAY_ALL:g} for steps without verified tokens). Others were not run.",
         ),
+        (
+            "Section 1: prompt lookup by kind of task",
+            "more beneficial for summarization",
+            NO_TASKS,
+        ),
+        ("Section 1: trees like Medusa's by kind of task", "more useful for online chatting", NO_TASKS),
     ),
     "minions": (
         ("Figures 3 to 7: pipeline, voting, the pool of results", "", ILLUSTRATION),

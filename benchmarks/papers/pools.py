@@ -1,12 +1,15 @@
-"""Reading ``benchmarks.pool``: drafters alone and together, by workload and temperature."""
+"""Reading ``benchmarks.pool``: drafters alone and together, by workload and temperature; and the models' card."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from benchmarks.papers.common import How
 from benchmarks.papers.sources import Found, Source
 
 POOL = Source("pool", "python -m benchmarks.pool")
+CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo --to src/cospec/zoo")
+SIZES = replace(CARD, how=How.COMPUTED)  # counts of the models' parameters
 DOMAINS, MIXED = ("code", "math", "prose"), "mixed"
 
 

@@ -28,7 +28,8 @@ The number in brackets leads to the command, the machine and the date below the 
 cores* both name two cores of one processor. The paper's column has the paper's figure or its claim in
 words. A value with an equation or a theorem in brackets is computed from the paper's formula, a value with *computed*
 from its tables. *A plot*: the paper shows the figure without a number. An empty cell: the paper has no such figure.
-Intervals in brackets are 95%. Simulated figures are of one seed and have no intervals.
+Figures that a paper quotes of other systems have no row. Intervals in brackets are 95%. Simulated figures are of one
+seed and have no intervals.
 
 """
 

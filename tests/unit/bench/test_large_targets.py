@@ -61,6 +61,17 @@ def test_scenarios_differ_from_their_originals_in_times_alone(targets: ModuleTyp
     assert len(targets.mixtral_scenario().target.cost.slopes) == len(targets.KNEES) + 1
 
 
+def test_a_full_engine_serves_what_the_time_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    rates = importlib.import_module("benchmarks.papers.smartspec_rates")
+    scenarios = importlib.import_module("benchmarks.papers.scenarios")
+    given = rates.SCENARIOS["7B"]()
+    closed = given.arrivals.model_copy(update={"kind": "closed", "rates": (), "concurrency": (given.max_num_seqs,)})
+    full = given.model_copy(update={"arrivals": closed, "requests": 512, "variants": given.variants[:1]})
+    (run,) = scenarios.simulated(full)["runs"]
+    assert run["requests_per_second"] == pytest.approx(rates.most_served(full), rel=0.05)
+
+
 def test_tau_moves_from_the_target_to_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equation 8 with a fixed tau: 0 is the target, 1 the drafter, acceptance rises in between."""
     monkeypatch.syspath_prepend(str(ROOT))

@@ -319,7 +319,8 @@ def test_equations_as_printed_and_corrected(room: Room) -> None:
     assert figures.printed_equation_8(0.7, 2) == pytest.approx(1 + 0.7 + 0.49)
     assert figures.accepted_over_proposed(0.7, 5) == pytest.approx(0.39, abs=0.005)
     best = [figures.best_length(batch) for batch in (1, 32, 256)]
-    assert best == sorted(best, reverse=True) and best[0] >= 3 and best[-1] == 0
+    assert best == sorted(best, reverse=True) and best[0] >= 3 and best[-1] <= 1
+    assert figures.best_length(256, 0.5) == 0
     links = nodes.Links(8, 3.0)
     assert nodes.communication_reduction(links, 4.0) == pytest.approx(21 * 3 / (4 * 22))
     assert nodes.printed_speedup(links, 4.0, 8) == pytest.approx(22 / (9 / 4 + 21 / 4))
