@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -81,6 +82,17 @@ def test_logits_have_the_bits_of_one_process(folders: Folders, target: ShardedMo
         found.append(torch.cat([each.forward(first), each.forward(second)]))
     target.free(["a"])
     assert torch.equal(*found)
+
+
+def test_processes_listen_on_the_loopback_address_alone(target: ShardedModel) -> None:
+    """The sockets of torch.distributed included, which checks no secret."""
+    addresses = {
+        connection.laddr.ip
+        for pid in target.pipeline.pids
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses <= {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("stage", [1])

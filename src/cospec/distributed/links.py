@@ -120,12 +120,6 @@ def listen(host: str) -> tuple[socket.socket, Address]:
     return listener, Address(host, listener.getsockname()[1])
 
 
-def free_port(host: str) -> Address:
-    """Find a port of an address of this machine that no process uses now."""
-    with socket.create_server((host, 0)) as probe:
-        return Address(host, probe.getsockname()[1])
-
-
 def connect(address: Address, token: str, accepts: Any, results: bool = False) -> Channel:
     """Connect to a stage.
 

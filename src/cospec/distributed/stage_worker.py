@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cospec.config import LinkConfig
-from cospec.distributed.links import Address, Link, accept, connect, free_port, listen
+from cospec.distributed.links import Address, Link, accept, connect, listen
 from cospec.distributed.messages import (
     Cancel,
     Connect,
@@ -29,7 +29,7 @@ from cospec.distributed.messages import (
     Window,
     WindowOutput,
 )
-from cospec.distributed.shard_sum import ShardGroup
+from cospec.distributed.shard_sum import LOOPBACK, ShardGroup
 from cospec.distributed.stage_sampling import window_output
 from cospec.errors import CospecError, failure
 from cospec.models.load_options import LoadOptions
@@ -121,12 +121,15 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
     host = plan.host or stream.getsockname()[0]
     listener, address = listen(host)
     shard = plan.options.shard
-    control.send(Listening(address, free_port(host) if shard.ranks > 1 and not shard.rank else None))
+    meeting, store = listen(LOOPBACK) if shard.ranks > 1 and not shard.rank else (None, None)
+    control.send(Listening(address, store))
     command = control.receive()
     if not isinstance(command, Connect):
         raise ProtocolError("A stage gets another command before it knows its neighbours.")
     try:
-        neighbours = _connect(plan, listener, command, stage)
+        neighbours = _connect(plan, listener, command)
+        if command.store is not None:
+            stage.join(command.store, meeting)
     except ChannelClosed as error:
         control.send(Failed(f"Stage {shard.stage} of the target is not connected. {error}"))
         return
@@ -141,7 +144,7 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
         os._exit(1)
 
 
-def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: _Stage) -> _Neighbours:
+def _connect(plan: StagePlan, listener: socket.socket, command: Connect) -> _Neighbours:
     """Connect to the next stage and to the other shards, and wait for the connections of the others."""
     shard, link = plan.options.shard, plan.link
     seed = link.seed * 1000 + shard.stage
@@ -151,8 +154,6 @@ def _connect(plan: StagePlan, listener: socket.socket, command: Connect, stage: 
     listener.close()
     windows = next(channel for channel, takes_results in joined if not takes_results)
     results = next((Link(channel, link, seed) for channel, takes in joined if takes), None)
-    if command.store is not None:
-        stage.join(command.store)
     return _Neighbours(windows, None if following is None else Link(following, link, seed), results, shards)
 
 
@@ -179,10 +180,10 @@ class _Stage:
         sharded = self._plan.options.shard.ranks > 1
         self._forward = load_stage(self._plan.model, self._plan.options, self._sum if sharded else None)
 
-    def join(self, store: Address) -> None:
-        """Meet the other shards of the stage."""
+    def join(self, store: Address, listener: socket.socket | None) -> None:
+        """Meet the other shards of the stage; see ``ShardGroup``."""
         assert self._forward is not None, "a stage is loaded before the stage is connected"
-        self._group = ShardGroup(self._plan.options.shard, store, self._forward.cache.device)
+        self._group = ShardGroup(self._plan.options.shard, store, listener, self._forward.cache.device)
 
     def _sum(self, product: Tensor) -> None:
         assert self._group is not None, "a stage computes after its shards are connected"
