@@ -97,7 +97,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     api = _deployment(
         serve.ingress()(ApiServer),
         name=API,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=config.target.placement.companion_options,
         max_ongoing_requests=ONGOING,
         **watched,
     )

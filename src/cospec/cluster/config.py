@@ -50,6 +50,11 @@ class Placement(Options):
             found["fallback_strategy"] = [{"label_selector": each} for each in selectors[1:]]
         return found
 
+    @property
+    def companion_options(self) -> dict[str, Any]:
+        """The options of an actor without resources on the same machines, such as the API server with its keys."""
+        return {"num_cpus": 0, **({"label_selector": dict(self.labels)} if self.labels else {})}
+
     def price(self, labels: Mapping[str, str], otherwise: float) -> float:
         """The price per hour on a machine with these labels; ``otherwise`` without tiers."""
         return self.tier_prices.get(labels.get(TIER, ""), otherwise)

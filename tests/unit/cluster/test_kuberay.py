@@ -11,6 +11,9 @@ import pytest
 import yaml
 
 from cospec.cluster.config import ClusterConfig
+from cospec.cluster.nodes.keys import make_keys
+from cospec.cluster.nodes.wire import Welcome
+from harness.nodes import Peer, hub_for_tests, on_nodes
 
 MANIFEST = Path("examples/cluster/kuberay.yaml")
 STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -104,7 +107,7 @@ def test_fields_are_those_of_the_custom_resource() -> None:
         ("RayService", "spec", "rayClusterConfig", "headGroupSpec"),
         ("RayService", "spec", "rayClusterConfig", "workerGroupSpecs", 0),
         ("RayService", "spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0),
-        ("RayService", "spec", "rayClusterConfig", "workerGroupSpecs", 0, "template", "spec", "volumes", 0, "secret"),
+        ("RayService", "spec", "rayClusterConfig", "workerGroupSpecs", 1, "template", "spec", "volumes", 0, "secret"),
         ("NetworkPolicy", "spec", "ingress", 0, "from", 0),
     ],
     ids=lambda path: str(path[-1]),
@@ -143,6 +146,47 @@ def test_ray_finds_a_place_for_replicas() -> None:
     assert groups["target"]["labels"] == config.target.placement.labels
     assert groups["target"]["resources"]["CPU"] >= config.target.placement.num_cpus
     assert groups["headgroup"]["resources"]["CPU"] == 0
+    (drafter,) = config.drafters
+    assert groups["drafters"]["labels"] == drafter.placement.labels
+    workers = {group["groupName"]: group for group in service()["rayClusterConfig"]["workerGroupSpecs"]}
+    room = groups["drafters"]["resources"]["CPU"] // drafter.placement.num_cpus
+    assert workers["drafters"]["minReplicas"] * room >= drafter.nodes
+
+
+def mounted(group: dict[str, Any], keys: Path, folder: Path) -> Path:
+    """The folder of drafter keys as the pods of a group see it."""
+    (volume,) = group["template"]["spec"]["volumes"]
+    sources = (
+        [each["secret"] for each in volume["projected"]["sources"]] if "projected" in volume else [volume["secret"]]
+    )
+    for source in sources:
+        for item in source.get("items", ()):
+            (found,) = [path for path in keys.rglob(item["key"])]
+            place = folder / item["path"]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(found.read_bytes())
+    return folder / "drafters"
+
+
+def test_each_pod_has_the_keys_of_its_part(tmp_path: Path) -> None:
+    """Replicas admit the drafter nodes, whose pods have no secret key of the verifier and no API keys."""
+    pytest.importorskip("zmq")
+    make_keys(tmp_path / "keys", ["cluster"])
+    target, drafters = service()["rayClusterConfig"]["workerGroupSpecs"]
+    hub = hub_for_tests(keys=mounted(target, tmp_path / "keys", tmp_path / "target"))
+    drafter, _ = on_nodes(hub, "itself")
+    own = mounted(drafters, tmp_path / "keys", tmp_path / "drafter")
+    assert sorted(path.name for path in own.rglob("*.key*")) == ["cluster.key_secret", "verifier.key"]
+    peer = Peer(hub.address, own)
+    assert isinstance(peer.say(peer.hello()), Welcome)
+    peer.close()
+    drafter.close()
+    assert "cospec-keys" not in str(drafters)
+
+
+def test_the_api_server_runs_where_its_keys_are() -> None:
+    config = ClusterConfig.build(yaml.safe_load(service()["serveConfigV2"])["applications"][0]["args"])
+    assert config.target.placement.companion_options == {"num_cpus": 0, "label_selector": {"role": "target"}}
 
 
 def test_application_is_one_that_ray_serve_and_cospec_read() -> None:
