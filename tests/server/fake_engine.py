@@ -71,7 +71,10 @@ NODE = {
     "waiting": 1,
     "busy_seconds": 2.0,
     "latency_seconds": 0.004,
-    **{name: 3 for name in ("drafts", "scores", "steps", "late", "lost", "ignored", "damaged", "resyncs", "errors")},
+    **{
+        name: 3
+        for name in ("drafts", "scores", "steps", "late", "lost", "ignored", "damaged", "resyncs", "errors", "ended")
+    },
 }
 
 

@@ -214,7 +214,7 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         found.append(summary)
     divergence = SummaryMetricFamily(
         PREFIX + "distribution_divergence",
-        "Total variation of relaxed blends from the target, per token of ended requests.",
+        "Total variation of relaxed blends from the target, before temperature, per token of ended requests.",
         labels=["model_name"],
     )
     divergence.add_metric([model], count_value=engine["relaxed_tokens"], sum_value=engine["divergence"])

@@ -26,6 +26,7 @@ COUNTERS = {
     "damaged": "Messages with a wrong checksum, or that cause an exception.",
     "resyncs": "Times that the node asked for all tokens of a request.",
     "errors": "Answers with an error of the drafter.",
+    "ended": "Connections that ended: the node left, died, fell silent or was excluded.",
 }
 
 

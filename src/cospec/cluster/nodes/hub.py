@@ -361,6 +361,7 @@ class NodeHub:
             return
         peer.link.gone = True
         peer.link.lose()
+        peer.link.counts.ended += 1
         self._totals.end(_counted(peer))
         del peer.slot.links[identity]
         self._key_records.keep_pause(peer.key, peer.link.pause)

@@ -23,6 +23,7 @@ class NodeCounts:
         damaged: frames with a wrong checksum, and messages that cause an exception.
         resyncs: new epochs that the node asked for.
         errors: answers with an error of the drafter.
+        ended: connections that ended: the node left, died, fell silent or was excluded.
     """
 
     drafts: int = 0
@@ -34,6 +35,7 @@ class NodeCounts:
     damaged: int = 0
     resyncs: int = 0
     errors: int = 0
+    ended: int = 0
 
 
 @dataclass(slots=True)
