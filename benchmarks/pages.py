@@ -208,8 +208,9 @@ REPORTS = {
         "Cost and gain of policies",
         "Time that a policy takes to plan and to learn, on simulated steps, and what options gain. Loads are "
         "requests per second in the engine and requests at a time in scenarios. Steps have the times of a processor "
-        "with AVX-512, so a slower processor has larger shares. The growing limit of draft lengths is the default, and "
-        "is compared with a limit of 8 tokens. All other options are off by default.",
+        "with AVX-512, so a slower processor has larger shares. The growing limit of draft lengths is the default. "
+        "Scenarios compare it with a limit of 8 tokens. In the engine *limit of 8* is a variant, so a figure below 1 "
+        "is a gain of the growing limit. All other options are off by default.",
         (("Time of a decision", "policy_cost"), ("Gain of options", "policy_gain")),
     ),
     "second_implementations": Report(

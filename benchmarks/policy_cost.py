@@ -1,9 +1,10 @@
 """Measures the cost of a policy's decision, in microseconds and as a share of a step.
 
 Run ``python -m benchmarks.policy_cost``. Steps are simulated: acceptance is drawn, and seconds come from a latency
-model similar to the zoo on two cores. So policies decide as often as in an engine. Times are thread times, which
-other processes lengthen by shared caches alone. The clock takes as long as a plan that changes nothing. So the time of
-an empty call, measured in every step, is subtracted.
+model similar to the zoo on two cores. So policies decide as often as in an engine. Heads draft trees in one pass, and
+each level of their drafts is accepted less often than the level before. Times are thread times, which other processes
+lengthen by shared caches alone. The clock takes as long as a plan that changes nothing. So the time of an empty call,
+measured in every step, is subtracted.
 
 All policies of a batch run in turn, a block of steps each, in a new order for every turn. The first turn warms up the
 policies. A share is the median over the blocks of the other turns, with an interval from resampled blocks.
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,9 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Policy
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
+from cospec.drafters.medusa import MedusaDrafter
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_build_context import PolicyContext
@@ -41,12 +45,35 @@ SLOW_TARGET = LatencyModels(
     ForwardLatency(context=1e-7, slopes=(3e-5,), fixed=0.05), ForwardLatency(context=1e-8, slopes=(1.5e-5,), fixed=2e-4)
 )  # drafts grow beyond the default limit
 BATCHES = (1, 8, 64)
-Case = tuple[str, dict[str, Any], LatencyModels]  # policy, its options, costs of a step
-VARIANTS: dict[str, tuple[dict[str, Any], LatencyModels]] = {
-    "goodput, batch choice": ({"choose_batch": True}, COSTS),
-    "goodput, slow target": ({}, SLOW_TARGET),
-    "goodput, rates by position": ({"per_position": True}, COSTS),
-    "goodput, trees": ({"trees": True}, COSTS),
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A policy and what it plans for.
+
+    Attributes:
+        options: of the policy.
+        costs: of a step.
+        capabilities: of the drafter.
+        fall: acceptance of a level over that of the level before.
+    """
+
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    costs: LatencyModels = COSTS
+    capabilities: DrafterCapabilities = DrafterCapabilities()
+    fall: float = 1.0
+
+
+VARIANTS = {
+    "goodput, batch choice": Case("goodput", {"choose_batch": True}),
+    "goodput, slow target": Case("goodput", costs=SLOW_TARGET),
+    "goodput, rates by position": Case("goodput", {"per_position": True}),
+    "goodput, trees": Case("goodput", {"trees": True}),
+    "goodput, heads": Case("goodput", capabilities=MedusaDrafter.capabilities, fall=0.8),
+    "goodput, heads, rates by level": Case(
+        "goodput", {"per_position": True}, capabilities=MedusaDrafter.capabilities, fall=0.8
+    ),
 }
 
 
@@ -57,9 +84,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12, help="measured blocks of each policy")
     parser.add_argument("--policies", nargs="*", default=[name for name in POLICIES if name != "milp"])
     options = parser.parse_args()
-    cases: dict[str, Case] = {name: (name, {}, COSTS) for name in options.policies}
+    cases = {name: Case(name) for name in options.policies}
     if "goodput" in options.policies:
-        cases |= {label: ("goodput", *case) for label, case in VARIANTS.items()}
+        cases |= VARIANTS
     rows = [row for batch in BATCHES for row in measure(cases, batch, options.turns, options.rounds)]
     table = Table("policy", "batch", "plan µs", "p90", "new decisions", "observe µs", "round ms", "share")
     for row in rows:
@@ -77,7 +104,7 @@ def main() -> None:
 
 def measure(cases: dict[str, Case], batch: int, turns: int, rounds: int) -> list[dict[str, Any]]:
     """Return a row per case, by label; all cases take turns, after one turn that is not measured."""
-    runs = {label: Run(*case, batch) for label, case in cases.items()}
+    runs = {label: Run(case, batch) for label, case in cases.items()}
     shuffler, blocks = random.Random(0), {label: list[dict[str, float]]() for label in cases}
     freeze_gc()  # as in a server's process
     for turn in range(-1, turns):
@@ -100,10 +127,10 @@ def summary(blocks: Sequence[dict[str, float]]) -> dict[str, float]:
 class Run:
     """A policy and the simulated requests that the policy plans for."""
 
-    def __init__(self, name: str, given: dict[str, Any], costs: LatencyModels, batch: int) -> None:
-        cls = POLICIES.load(name)
-        self._policy: Policy = cls.build(cls.Options.model_validate(given), PolicyContext(costs=costs))
-        self._costs, self._rng, self._step = costs, np.random.default_rng(0), 0
+    def __init__(self, case: Case, batch: int) -> None:
+        cls, context = POLICIES.load(case.policy), PolicyContext(costs=case.costs, capabilities=case.capabilities)
+        self._policy: Policy = cls.build(cls.Options.model_validate(case.options), context)
+        self._case, self._rng, self._step = case, np.random.default_rng(0), 0
         self._rates = self._rng.uniform(0.5, 0.98, batch)
         params = SamplingParams(max_tokens=9999)
         self._ready = [RequestState(Request(f"s{n}", (1,) * 8, params, 0), [1] * 200) for n in range(batch)]
@@ -119,8 +146,9 @@ class Run:
             made += budgets is not self._budgets
             self._budgets, self._step = budgets, self._step + 1
             taken = [each for each in zip(self._ready, budgets, self._rates, strict=True) if not each[1].skip_step]
-            commits = [verified_commit(one, budget, rate, self._rng) for one, budget, rate in taken]
-            stats = measured(self._step, [budget for _, budget, _ in taken], self._costs)
+            fall = self._case.fall
+            commits = [verified_commit(one, budget, (rate, fall), self._rng) for one, budget, rate in taken]
+            stats = measured(self._step, [budget for _, budget, _ in taken], self._case)
             seconds += stats.total
             _, spent = timed(partial(self._policy.observe, stats, commits))
             observes += spent - empty
@@ -141,20 +169,40 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.thread_time() - started
 
 
-def verified_commit(one: RequestState, budget: DraftBudget, rate: float, rng: np.random.Generator) -> Commit:
-    """Return the commit of a chain whose tokens are accepted at ``rate``."""
-    kept = int(np.cumprod(rng.random(budget.depth) < rate).sum())
-    n = len(one.tokens)
-    return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
+def verified_commit(
+    one: RequestState, budget: DraftBudget, rates: tuple[float, float], rng: np.random.Generator
+) -> Commit:
+    """Return the commit of a draft.
+
+    Args:
+        rates: acceptance of each token of the first level, and the factor of each further level.
+    """
+    (rate, fall), n, ranks = rates, len(one.tokens), list[int]()
+    for level in range(budget.depth):
+        width = budget.widths[level] if level < len(budget.widths) else 1
+        right = np.flatnonzero(rng.random(width) < rate * fall**level)
+        if not len(right):
+            break
+        ranks.append(int(right[0]))
+    kept, rejected = len(ranks), len(ranks) < budget.depth
+    places = tuple(ranks) if max(budget.widths, default=1) > 1 else ()
+    return Commit(
+        one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=rejected, ranks=places
+    )
 
 
-def measured(step: int, budgets: list[DraftBudget], costs: LatencyModels) -> StepStats:
+def measured(step: int, budgets: list[DraftBudget], case: Case) -> StepStats:
     """Return the simulated time of the step."""
-    n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
+    costs, n = case.costs, len(budgets)
+    proposed, depth = sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
     assert costs.target is not None and costs.draft is not None
     target = costs.target.seconds(200 * n, n + proposed, n)
     drafts = sum(b.depth > 0 for b in budgets)
-    draft = costs.draft.seconds(200 * n, proposed / depth, drafts, depth) if depth else 0.0
+    draft = 0.0
+    if depth and case.capabilities.single_pass:
+        draft = costs.draft.seconds(0.0, proposed, drafts)
+    elif depth:
+        draft = costs.draft.seconds(200 * n, proposed / depth, drafts, depth)
     times = StepTimes(draft, target)
     return StepStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target, drafts)
 

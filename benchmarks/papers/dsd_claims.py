@@ -69,7 +69,10 @@ def link_times(results: Results) -> list[Row]:
     """The abstract's formula of the time that windows save, compared with the emulated pipelines."""
 
     def compared(where: str, source: Source, points: Callable[[Found], list[Point]], formula: str = SAVED) -> Row:
-        said = results.sentence(source, lambda found: f"{milliseconds(by_formula, points(found))} ({formula})")
+        said = results.sentence(
+            source,
+            lambda found: f"{milliseconds(by_formula, points(found))} (equation {formula}, with our k and t₁)",
+        )
         return results.row(
             f"Abstract: time on links that windows save per token, {where}",
             said or formula,
@@ -94,7 +97,7 @@ def link_times(results: Results) -> list[Row]:
         for count in counts
     ]
     where = "N = 4, between network namespaces"
-    return [*rows, compared(where, RELAY, lambda found: [only(found)], f"{SAVED}, with four links for N − 1")]
+    return [*rows, compared(where, RELAY, lambda found: [only(found)], f"{SAVED} with four links for N − 1")]
 
 
 def milliseconds(of: Callable[[Nodes, Found], float], points: list[Point]) -> str:

@@ -11,6 +11,12 @@ from benchmarks.papers.sources import Found, Results, Source
 
 NODES, RATIOS = (2, 4, 8), (0.0, 1.0, 3.0, 10.0)
 PROCESSES = Source("dsd", "python -m benchmarks.dsd", How.EMULATED, fresh=lambda found: "stage" in found)
+REGIME = Source(
+    "dsd_regime",
+    "python -m benchmarks.dsd --nodes 4 8 --ratios 24 32 --tokens 24 --repeats 1 --name dsd_regime",
+    How.EMULATED,
+)
+SLOWEST = tuple(product((4, 8), (24.0, 32.0)))  # nodes, and t₁ in t₀ / N
 RELAY = Source(
     "dsd_namespaces",
     "python -m benchmarks.netns --nodes 4 --delay 0.015 --jitter 0.01 -- "
@@ -37,6 +43,11 @@ def section(results: Results) -> Section:
         of = f"N = {count}, t₁ = {ratio:g} t₀ / N"
         rows.append(results.row(f"Time per token, {of}", "", PROCESSES, partial(times, count=count, ratio=ratio)))
         rows.append(results.row(f"Speedup, {of}", "", PROCESSES, partial(speed, count=count, ratio=ratio)))
+    for count, ratio in SLOWEST:
+        of = f"N = {count}, t₁ = {ratio / count:g} t₀ = {ratio:g} t₀ / N"
+        rows.append(results.row(f"Time per token, {of}", "", REGIME, partial(times, count=count, ratio=ratio)))
+        said = "most pronounced for 3 ≤ N ≤ 8 and 3 t₀ < t₁ < 10 t₀"
+        rows.append(results.row(f"Speedup, {of}", said, REGIME, partial(speed, count=count, ratio=ratio)))
     for count, (words, name) in product(NODES, TOGETHER.items()):
         what = f"Throughput of {count} requests over {count} nodes, t₁ = 10 t₀ / N, windows in flight, {words}"
         rows.append(results.row(what, "", PROCESSES, partial(gain, count=count, name=name)))

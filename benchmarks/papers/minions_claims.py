@@ -93,7 +93,7 @@ def idle(results: Results) -> tuple[Row, ...]:
             "a large portion for both, without numbers",
             LENGTHS,
             waits,
-            "all times are assumed, similar to OPT-13B's",
+            "times follow from OPT-13B's size; the drafter's are assumed",
         ),
         *(
             results.row(

@@ -42,8 +42,9 @@ def selector(results: Results) -> Section:
     return Section(
         "Figures 2 and 12: adaptive length against fixed ones from 2 to 12",
         tuple(rows),
-        "The target's times follow from the size of OPT-13B, on one A100 as in `large_targets.py`; the drafter's are assumed. Acceptance is 0.75, 32 requests are in "
-        "the engine, pipelined. Figure 2 shows the time by length, without numbers but the best lengths. "
+        "The target's times follow from the size of OPT-13B, on one A100 as in `large_targets.py`; the drafter's are "
+        "assumed. Acceptance is 0.75, 32 requests are in the engine, pipelined. Figure 2 shows the time by "
+        "length, without numbers but the best lengths. "
         f"{results.sentence(LENGTHS, shape)} "
         f"{results.sentence(LENGTHS, shorter)} Prompts have 64 tokens in the mean, outputs 16 to 512, 128 in the mean; "
         "the paper has at most 128 new tokens (5.1), in figure 12 batches of 16 (5.4) and a vote of its drafters. The "

@@ -21,7 +21,7 @@ The column *how* names the origin of a figure:
 * **measured here**, or **measured on a GPU**;
 * **emulated**: processes and messages are real, times are injected, and for DSD acceptances too;
 * **simulated**: the engine runs on a virtual clock, with drawn or recorded acceptances and computed times;
-* **computed**: from an equation, by the policies' code, or by drawing what the equation assumes;
+* **computed**: from an equation, by the policies' code, by drawing what the equation assumes, or from sizes;
 * **not run**, with the reason.
 
 The number in brackets leads to the command, the machine and the date below the table. *2 x AMD EPYC* and *AMD EPYC, 2

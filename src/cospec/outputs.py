@@ -49,7 +49,7 @@ class RequestOutput:
 
     @property
     def divergence(self) -> float | None:
-        """Mean total variation per token from the target's distribution; None unless the blend relaxes the target."""
+        """Mean total variation per token from the target, before temperature; None unless the blend relaxes it."""
         return self.stats.mean_divergence
 
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,12 +111,22 @@ class Clients:
     def __init__(self, cluster: ClusterProcess, asks: Sequence[Ask], pool: ThreadPoolExecutor) -> None:
         self.found: dict[Ask, set[tuple[tuple[int, ...], str]]] = {ask: set() for ask in asks}
         self._cluster, self._ended = cluster, {ask: threading.Event() for ask in asks}
+        self._answers = dict.fromkeys(asks, 0)
         self._writing = [pool.submit(self._write, ask) for ask in asks]
 
     def _write(self, ask: Ask) -> None:
         while not self._ended[ask].is_set():
             tokens, text = complete(self._cluster, ask)
             self.found[ask].add((tuple(tokens), text))
+            self._answers[ask] += 1
+
+    def answers_since(self, start: Mapping[Ask, int]) -> bool:
+        """Whether each client has had two answers since these counts, so one that was asked for after them."""
+        return all(self.counts()[ask] >= count + 2 for ask, count in start.items())
+
+    def counts(self) -> dict[Ask, int]:
+        """The number of answers of each client."""
+        return dict(self._answers)
 
     def end(self, asks: Sequence[Ask]) -> None:
         """Let these clients ask no more."""
@@ -139,7 +150,14 @@ def asked_and_expected() -> tuple[list[Ask], dict[Ask, set[tuple[tuple[int, ...]
     return asks, {ask: {(tuple(tokens), text)} for ask, (tokens, text) in expect(asks).items()}
 
 
-def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
+def cut_power(machine: psutil.Process) -> None:
+    """End all processes of a machine at once."""
+    for process in [machine, *machine.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(tmp_path: Path) -> None:
     asks, expected = asked_and_expected()
     with ClusterProcess(CONFIG, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
         clients = Clients(cluster, asks, pool)
@@ -153,6 +171,10 @@ def test_a_machine_that_joins_gets_a_replica(tmp_path: Path) -> None:
                 before = engine_seconds(second.pid)
                 until(lambda: engine_seconds(second.pid) > before + 0.5)
                 until(lambda: nodes_per_engine(cluster, second) == [1, 1], "a drafter node for each replica")
+                cut_power(second)
+                until(lambda: sum(each["alive"] for each in status(cluster)["machines"]) == 1, "the loss")
+                before_loss = clients.counts()
+                until(lambda: clients.answers_since(before_loss), "answers of the machine that is left")
                 assert clients.result() == expected
         finally:
             clients.end(asks)

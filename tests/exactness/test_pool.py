@@ -7,10 +7,11 @@ weights and confidences differ from those at the start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -20,18 +21,21 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, SpeculationParams
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.pool.routing.all import AllDrafters
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
-from cospec.drafters.pool.routing.routing import Routing, RoutingInput
+from cospec.drafters.pool.routing.explore import Explore
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
+from cospec.verify.enumerated_draws import SharedRandom
 from harness.enumerated_draws import (
     BranchingRandom,
     BranchTrace,
     OutputDistribution,
-    Uniform,
     Unsound,
     enumerate_runs,
     total_variation,
@@ -44,6 +48,7 @@ from harness.toys import drawing, enumerated_distribution, make_request, toy_eng
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT = (0, 1, 0)
 PLAIN = SamplingParams(max_tokens=8, temperature=0.9)
+FEW_PATHS = SamplingParams(max_tokens=10, temperature=0.9, min_p=0.5)
 PARAMS = {
     "plain": PLAIN,
     "greedy": SamplingParams(max_tokens=8, temperature=0.0),
@@ -62,6 +67,12 @@ def target(vocab_size: int = 2) -> ToyModel:
     return ToyModel(vocab_size, order=2, seed=1)
 
 
+def pool_with(combiner: str, routing: str | Routing, names: Sequence[str], **context: Any) -> PoolDrafter:
+    """A pool of toy drafters; ``context`` are fields of ``PoolContext``."""
+    plain = pool_of(toy_drafters(2, names), combiner, routing, 2)
+    return PoolDrafter(plain.members, plain.combiner, plain.routing, PoolContext(2, plain.setting.clock, **context))
+
+
 @dataclass(frozen=True)
 class OwnNoise(BranchingRandom):
     """Draws of a drafter with the target's noise are branches too: the distribution holds for every draw."""
@@ -72,8 +83,11 @@ class OwnNoise(BranchingRandom):
         return super().token(weights, position, kind, branch)
 
 
+Parts = tuple[str, str | Routing, Sequence[str]]  # combiner, routing, drafters
+
+
 def error(
-    pool: tuple[str, str | Routing, Sequence[str]],
+    pool: Parts | Callable[[], PoolDrafter],
     acceptance_method: str,
     params: SamplingParams,
     length: int,
@@ -81,7 +95,7 @@ def error(
     branching: type[BranchingRandom] = BranchingRandom,
 ) -> float:
     """Total variation between a request's distribution and the target's; a seeded request runs at the same time."""
-    combiner, routing, names = pool
+    build = partial(pool_with, *pool) if isinstance(pool, tuple) else pool
     other = make_request("other", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
     watched = Request(
         "watched",
@@ -99,7 +113,7 @@ def error(
         def own(seed: int, base: int) -> RandomStreams | BranchingRandom:
             return OwnNoise(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 
-        engine = pool_engine(target(), pool_of(toy_drafters(2, names), combiner, routing, 2), "auto", k, 2 * k)
+        engine = pool_engine(target(), build(), "auto", k, 2 * k)
         output: tuple[int, ...] = ()
         with drawing(real), ExitStack() as stack:
             for module in ("model", "dynamic_tree", "pool.candidates"):
@@ -129,6 +143,51 @@ def test_every_routing_over_several_rounds(combiner: str, acceptance_method: str
     assert error((combiner, routing, ("first", "second")), acceptance_method, PLAIN, 3, k=1) < EXACT
 
 
+class NotedSimilarities(Explore):
+    """``explore`` that notes how similar the tokens were that it learned from."""
+
+    noted: ClassVar[set[float]] = set()
+
+    def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+        self.noted.update(value for part in parts.values() for value in part.similarities)
+        super().learn(weights, parts)
+
+
+@pytest.mark.parametrize(("combiner", "acceptance_method"), [("mix", "block"), ("mix", "match"), ("fuse", "match")])
+def test_a_routing_that_compares_tokens(combiner: str, acceptance_method: str) -> None:
+    """Under ``block`` the candidates are distributions, so there the similarity decides nothing."""
+    NotedSimilarities.noted.clear()
+
+    def build() -> PoolDrafter:
+        return pool_with(
+            combiner,
+            NotedSimilarities(),
+            ("first", "second"),
+            similarity=lambda one, other: 1.0 if one == other else 0.3,
+        )
+
+    assert error(build, acceptance_method, PLAIN, 3, k=1) < EXACT
+    assert (0.3 in NotedSimilarities.noted) is (acceptance_method == "match")
+
+
+@pytest.mark.parametrize("combiner", ["vote", "union"])
+def test_catch_ups_after_missed_steps(combiner: str) -> None:
+    """One drafter takes part in a step, so another counts hits on the tokens of steps that it missed."""
+    counted = 0
+
+    def propose(self: ModelDrafter, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        nonlocal counted
+        drafts = real(self, contexts, budgets)
+        counted += sum(draft.hits[1] for draft in drafts if draft.id == "watched")
+        return drafts
+
+    real = ModelDrafter.propose
+    with patch.object(ModelDrafter, "propose", propose):
+        build = partial(pool_with, combiner, "hedge", ("first", "second"), at_most=1)
+        assert error(build, "match", FEW_PATHS, 8, k=1) < EXACT
+    assert counted > 0
+
+
 class ByChance(AllDrafters):
     """Chooses one of two drafters by a random number of some stream."""
 
@@ -136,31 +195,15 @@ class ByChance(AllDrafters):
         self._kind = kind
 
     def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
-        from cospec.drafters.pool.routing import routing  # the draws that the enumeration stands in for
-
-        draws = cast(Any, routing).RandomStreams(choice.seed, choice.base)
-        (number,) = draws.uniforms(choice.base, 1, self._kind)
+        (number,) = choice.draws.uniforms(choice.base, 1, self._kind)
         return [0 if number < 0.5 else 1]
-
-
-@dataclass(frozen=True)
-class SameNumbers(BranchingRandom):
-    """Gives the same number to every reader of a key, as the real generator does."""
-
-    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> list[Uniform]:
-        _, given = NUMBERS.setdefault(id(self.trace), (self.trace, {}))  # the trace is kept, so its id stays its own
-        keys = [self._key(place, kind, branch) for place in range(position, position + count)]
-        return [given.setdefault(key, Uniform(self.trace)) for key in keys]
-
-
-NUMBERS: dict[int, tuple[BranchTrace, dict[Any, Uniform]]] = {}
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_a_routing_by_the_numbers_of_the_acceptance_is_caught(acceptance_method: str) -> None:
     """Numbers of its own leave the distribution; those that accept drafts too do not."""
     own, shared = (
-        error(("mix", ByChance(kind), ("first", "second")), acceptance_method, PLAIN, 3, 1, SameNumbers)
+        error(("mix", ByChance(kind), ("first", "second")), acceptance_method, PLAIN, 3, 1, SharedRandom)
         for kind in (StreamKind.ROUTE, StreamKind.ACCEPT)
     )
     assert own < EXACT

@@ -375,9 +375,12 @@ class Scheduler:
 
 
 def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
-    """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape."""
-    nodes = depth if budget.is_chain else max(budget.max_nodes, depth)
-    return DraftBudget(depth, nodes, budget.widths, budget.drafters)
+    """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape.
+
+    A sequence that the policy leaves out still waits. ``release`` stays without a draft alone: a draft needs its cache.
+    """
+    nodes, release = depth if budget.is_chain else max(budget.max_nodes, depth), budget.release and not depth
+    return DraftBudget(depth, nodes, budget.widths, budget.drafters, release=release, skip_step=budget.skip_step)
 
 
 def _divided(number: int, parts: int) -> int:

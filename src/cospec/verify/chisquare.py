@@ -24,7 +24,7 @@ from cospec.verify.controls import EvenDrafter, KeepsAll
 from cospec.verify.joint_distribution import JointDistribution, Truncation
 
 LIKELY = 1e-4
-FALSE_ALARM = (2 * LIKELY) ** 2  # for such tables the chi-square approximation can give tails 1.9 times as large
+FALSE_ALARM = (2 * LIKELY) ** 2  # for such tables the chi-square approximation can give tails twice as large
 FRESH = 4  # factor of the second sample's size
 LENGTH, TOP_K, DEPTH = 3, 8, 2
 SUPPORT = 4  # number of tokens that the even drafter draws from
@@ -110,21 +110,31 @@ def fit(wanted: JointDistribution, draw: Callable[[range], list[TokenIds]], coun
 
 
 def p_value(wanted: JointDistribution, samples: Sequence[TokenIds]) -> float:
-    """Return the p-value of the chi-square test. Rare outcomes share a cell, and an impossible sample gives 0."""
+    """Return the p-value of the chi-square test. An impossible sample gives 0."""
     if wanted.impossible(samples):
         return 0.0
     counts, n = Counter(map(wanted.outcome_of, samples)), len(samples)
-    often = [outcome for outcome, mass in wanted.masses.items() if mass * n >= LEAST]
-    expected = [wanted.masses[outcome] * n for outcome in often]
-    observed = [float(counts[outcome]) for outcome in often]
-    if n - sum(expected) > 1e-9 * n:
-        expected.append(n - sum(expected))
-        observed.append(n - sum(observed))
+    cells = _cells(wanted, LEAST / n)
+    expected = [n * sum(wanted.masses[outcome] for outcome in cell) for cell in cells]
+    observed = [sum(counts[outcome] for outcome in cell) for cell in cells]
     if len(expected) < 2:
         return 1.0
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
     degrees = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def _cells(wanted: JointDistribution, least: float) -> list[list[TokenIds]]:
+    """Return the outcomes in cells of probability ``least`` or more; the last cell may have less.
+
+    Rare outcomes of the same first tokens share a cell, so that tests of many outcomes still see wrong tokens.
+    """
+    groups = {outcome: [outcome] for outcome in wanted.masses}
+    for length in range(LENGTH, 0, -1):
+        for prefix in [prefix for prefix in groups if len(prefix) == length]:
+            if sum(wanted.masses[outcome] for outcome in groups[prefix]) < least:
+                groups.setdefault(prefix[:-1], []).extend(groups.pop(prefix))
+    return list(groups.values())
 
 
 def samples(context: CheckContext, engine: Engine, acceptance_method: str, seeds: range) -> list[TokenIds]:

@@ -33,6 +33,7 @@ class BranchTrace:
     probability: float = 1.0
     left: list[tuple[int, ...]] = field(default_factory=list)
     used: set[Hashable] = field(default_factory=set)
+    shared: dict[Hashable, Uniform] = field(default_factory=dict)  # by key, see ``SharedRandom``
 
     def choose(self, probabilities: Sequence[float] | Floats) -> int:
         """Return an option of positive probability: the option to repeat, or the first."""
@@ -123,6 +124,15 @@ class BranchingRandom:
         if kind is StreamKind.TARGET:
             return position, kind, 0, 0
         return position, kind, self.base if self.by_round else 0, branch
+
+
+@dataclass(frozen=True)
+class SharedRandom(BranchingRandom):
+    """Gives the same number to every reader of a key, as the real generator does."""
+
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> list[Uniform]:
+        keys = [self._key(place, kind, branch) for place in range(position, position + count)]
+        return [self.trace.shared.setdefault(key, Uniform(self.trace)) for key in keys]
 
 
 BranchingStream = tuple[BranchingRandom, int, StreamKind, int]

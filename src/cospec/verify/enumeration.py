@@ -78,7 +78,11 @@ def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, le
     return total_variation(_enumerate(engine, traces, length), wanted(target, length))
 
 
-def branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTrace]) -> AcceptanceMethod:
+def branching(
+    acceptance_method: AcceptanceMethod,
+    traces: Mapping[str, BranchTrace],
+    random: type[BranchingRandom] = BranchingRandom,
+) -> AcceptanceMethod:
     """Wrap the acceptance method with draws that branch, by request id."""
 
     class BranchingMethod(AcceptanceMethod):
@@ -90,7 +94,7 @@ def branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTr
 
         def verify(self, draft: Draft, target: TargetProbs, draws: RandomStreams) -> VerifyResult:
             """Return the method's decision on this path."""
-            branching: Any = BranchingRandom(traces[draft.id], draft.base_len)
+            branching: Any = random(traces[draft.id], draft.base_len)
             return acceptance_method.verify(draft, target, branching)
 
     return BranchingMethod()

@@ -1,16 +1,20 @@
 """The joint distribution under the user's pool: combiner and routing as configured, toy models as drafters and target.
 
-A pool learns from what was committed, so each random path has an engine of its own.
+A pool learns from what was committed, so each random path has an engine of its own. Numbers of the acceptance method
+that a routing reads too are the same for both, and branch. A routing's own numbers are fixed, because the distribution
+must hold for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, StreamKind
+from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import draw
@@ -18,6 +22,8 @@ from cospec.drafters.pool.lockstep_session import Draw
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, DRAFTERS, ROUTINGS
@@ -27,6 +33,8 @@ from cospec.verify.enumerated_draws import (
     BranchingRandom,
     BranchTrace,
     OutputDistribution,
+    SharedRandom,
+    Unsound,
     enumerate_runs,
     total_variation,
 )
@@ -91,12 +99,68 @@ def _engine(options: PoolOptions, method: AcceptanceMethod, target: Target, trac
         Member.of(f"drafter {place}", drafter, setting.clock, combiner.is_stepwise)
         for place, drafter in enumerate(drafters)
     ]
-    pool = PoolDrafter(members, combiner, chosen, setting)
-    return bare_engine(target, pool, DEPTH, {method.name: branching(method, {"0": trace})}, NODES)
+    pool = PoolDrafter(members, combiner, _branching_routing(chosen, trace), setting)
+    return bare_engine(target, pool, DEPTH, {method.name: branching(method, {"0": trace}, SharedRandom)}, NODES)
 
 
 def _drafter(place: int) -> ToyModel:
     return ToyModel(WORDS, order=1 + place % 2, seed=5 + 2 * place, sharpness=1.5 - 0.5 * (place % 2))
+
+
+class HiddenSeed(int):
+    """A seed that makes no random numbers, because these would not branch."""
+
+    def __mod__(self, other: int) -> int:
+        raise Unsound("a routing made random numbers from the seed; RoutingInput.draws has them")
+
+
+@dataclass(frozen=True)
+class RoutingDraws:
+    """The random numbers of a routing in one step.
+
+    Attributes:
+        own: those of its own kind.
+        shared: the others.
+    """
+
+    own: RandomStreams
+    shared: SharedRandom
+
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> Any:
+        return self._of(kind).uniforms(position, count, kind, branch)
+
+    def token(self, weights: Floats, position: int, kind: StreamKind, branch: int = 0) -> int:
+        return self._of(kind).token(weights, position, kind, branch)
+
+    def stream(self, position: int, kind: StreamKind, branch: int = 0) -> Any:
+        return self._of(kind).stream(position, kind, branch)
+
+    def _of(self, kind: StreamKind) -> RandomStreams | SharedRandom:
+        return self.own if kind is StreamKind.ROUTE else self.shared
+
+
+def _branching_routing(routing: Routing, trace: BranchTrace) -> Routing:
+    """Wrap the routing with these random numbers."""
+
+    def streams(seed: int, base: int) -> Any:
+        return RoutingDraws(RandomStreams(int(seed), base), SharedRandom(trace, base))
+
+    class BranchingRouting(Routing):
+        name: ClassVar[str] = routing.name
+        scores_known_tokens: ClassVar[bool] = routing.scores_known_tokens
+        learns: ClassVar[bool] = routing.learns
+        weighs: ClassVar[bool] = routing.weighs
+        compares = routing.compares
+
+        def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
+            """Return the routing's choice on this path."""
+            return routing.route(weights, choice._replace(seed=HiddenSeed(choice.seed), streams=streams))
+
+        def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+            """Let the routing learn."""
+            routing.learn(weights, parts)
+
+    return BranchingRouting()
 
 
 def _branching_draw(trace: BranchTrace) -> Draw:

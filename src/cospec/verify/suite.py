@@ -13,6 +13,7 @@ from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.verify import chisquare, enumeration, pool_enumeration
 from cospec.verify.context import FULL, QUICK, Check, CheckContext, RequestFailed
+from cospec.verify.enumerated_draws import Unsound
 from cospec.verify.identity import greedy_checks, invariance_checks
 from cospec.verify.reference import Reference, tolerance_of
 
@@ -43,12 +44,17 @@ CHECK_GROUPS = (enumeration_checks, greedy_checks, chisquare.run_checks, invaria
 
 
 def run_checks(context: CheckContext) -> Iterator[Check]:
-    """Yield every check of every group when finished. A request that fails ends its group with a failed check."""
+    """Yield every check of every group when finished.
+
+    A request that fails ends its group with a failed check, and so does a random number that cannot be enumerated.
+    """
     for checks in CHECK_GROUPS:
         try:
             yield from checks(context)
         except RequestFailed as failure:
             yield Check("requests", "no request fails", "a request failed", "none", False, (str(failure),))
+        except Unsound as failure:
+            yield Check("enumeration", "random numbers", "a path cannot be enumerated", "none", False, (str(failure),))
 
 
 def context_of_llm(

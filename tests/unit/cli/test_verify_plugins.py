@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS
+from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS, POLICIES
 from cospec.sampling_params import SamplingParams
 from cospec.verify.chisquare import TOP_K
 from cospec.verify.context import QUICK
@@ -36,6 +36,7 @@ from cospec.acceptance.rejection import Rejection
 from cospec.core.rng import StreamKind
 from cospec.core.types import VerifyResult
 from cospec.plugin_options import Options
+from cospec.policies.fixed import Fixed
 from cospec.verify.controls import EvenDrafter, NoResidual
 
 
@@ -83,6 +84,21 @@ class Liar(Guess):
         return [replace(draft, tokens=(*self.first * len(draft),)) for draft in super().propose(contexts, budgets)]
 
 
+class Trims(Fixed):
+    # keeps some drafts, by what was known before
+    keeps_drafts = False
+    horizon = 1
+
+    def trim(self, drafts):
+        return [draft for draft in drafts if draft.base_len % 3]
+
+
+class Peeks(Trims):
+    # keeps some drafts, by what was drawn
+    def trim(self, drafts):
+        return [draft for draft in drafts if draft.tokens[0] % 2]
+
+
 def mean(logits):
     return torch.stack([torch.log_softmax(rows.double(), -1) for rows in logits]).mean(0)
 
@@ -100,12 +116,15 @@ for method in (Right, Wrong, KeepsAll, Raises):
     cospec.register_acceptance_method(method.name, method)
 for name, drafter in (("guess", Guess), ("liar", Liar)):
     cospec.register_drafter(name, drafter)
+for name, policy in (("trims", Trims), ("peeks", Peeks)):
+    cospec.register_policy(name, policy)
 for blend in (mean, mixed, raising):
     cospec.register_blend(blend.__name__, blend)
 """
 NAMES = (
     (ACCEPTANCE_METHODS, ("right", "wrong", "keeps-all", "raises")),
     (DRAFTERS, ("guess", "liar")),
+    (POLICIES, ("trims", "peeks")),
     (BLENDS, ("mean", "mixed", "raising")),
 )
 FAILED = "requests, no request fails"
@@ -153,9 +172,12 @@ def drafts_are_judged(check: dict[str, Any]) -> bool:
     return counts is not None and 0 < int(counts[1]) < int(counts[2])
 
 
+def with_model(drafter: Path, **options: str) -> tuple[str, str]:
+    return "--speculative-config", json.dumps({"method": "draft_model", "model": str(drafter), **options})
+
+
 def with_method(drafter: Path, name: str) -> tuple[str, str]:
-    config = {"method": "draft_model", "model": str(drafter), "acceptance_method": name}
-    return "--speculative-config", json.dumps(config)
+    return with_model(drafter, acceptance_method=name)
 
 
 def with_drafter(target: Path, name: str) -> tuple[str, str]:
@@ -196,6 +218,17 @@ def test_a_right_drafter_of_a_plugin_passes(verify: Verify, spelled: tuple[Path,
 
 def test_a_wrong_drafter_of_a_plugin_fails(verify: Verify, spelled: tuple[Path, Path]) -> None:
     checks = verify(spelled[0], *with_drafter(spelled[0], "liar"))
+    assert failed(checks) == {sampled("block", ENGINES_DRAFTER)}
+
+
+def test_a_right_policy_of_a_plugin_passes(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_model(spelled[1], policy="trims"))
+    assert failed(checks) == set()
+    assert all(drafts_are_judged(checks[sampled(method, ENGINES_DRAFTER)]) for method in ("match", "block"))
+
+
+def test_a_policy_of_a_plugin_that_trims_by_drawn_tokens_fails(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_model(spelled[1], policy="peeks"))
     assert failed(checks) == {sampled("block", ENGINES_DRAFTER)}
 
 

@@ -283,6 +283,13 @@ class WaitsForAll(Fixed):
         return [DraftBudget(2, 2, skip_step=one.id not in self.kept) for one in load.ready]
 
 
+class Releases(Fixed):
+    """Plans no draft, and releases every draft KV cache."""
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        return [DraftBudget(release=True)] * len(load.ready)
+
+
 def test_a_policy_that_leaves_out_all_sequences_stops_nothing() -> None:
     policy = WaitsForAll(2)
     made = Scheduler(BlockPool(64, 4), policy, SchedulerLimits(64, 64, 200))
@@ -291,3 +298,25 @@ def test_a_policy_that_leaves_out_all_sequences_stops_nothing() -> None:
     assert rounds(made, 1) == [{"a": (1, 2)}], "the most urgent sequence runs, with its draft"
     policy.kept = ("b",)
     assert rounds(made, 1) == [{"b": (1, 2)}], "a step with a sequence of its own stays as the policy planned"
+
+
+def test_a_request_with_its_own_length_waits_too() -> None:
+    """A policy may leave it out of a step, and may release its draft KV cache only if it wants no draft."""
+    policy = WaitsForAll(2)
+    policy.kept = ("a",)
+    made = Scheduler(BlockPool(64, 4), policy, SchedulerLimits(64, 64, 200))
+    add(made, sequence("a", 3, speculation=SpeculationParams(length=5)))
+    add(made, sequence("b", 3, speculation=SpeculationParams(length=5)))
+    play(made, made.plan())  # the prompts
+    assert rounds(made, 1) == [{"a": (1, 5)}]
+    policy.kept = ()
+    assert rounds(made, 1) == [{"a": (1, 5)}], "the step of the most urgent sequence has the length that it asks for"
+
+
+@pytest.mark.parametrize("length", [0, 5])
+def test_only_a_request_without_drafts_loses_its_draft_cache(length: int) -> None:
+    made = Scheduler(BlockPool(64, 4), Releases(2), SchedulerLimits(64, 64, 200))
+    add(made, sequence("a", 3, speculation=SpeculationParams(length=length)))
+    play(made, made.plan())  # the prompt
+    (entry,) = made.plan().entries
+    assert (entry.budget.depth, entry.budget.release) == (length, length == 0)

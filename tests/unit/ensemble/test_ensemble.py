@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from cospec.core.types import Event, FinishReason, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.collaborative import Collaborative
-from cospec.ensemble.ensemble import distinct
+from cospec.ensemble.ensemble import distinct, divergences_of
 from cospec.ensemble.proposed_tokens import ProposalChains
 from cospec.ensemble.verifier import EnsembleKVManager
 from cospec.errors import CospecError, InvalidInput
@@ -327,6 +328,26 @@ def test_the_drafter_of_a_relaxed_target_proposes_by_default() -> None:
     assert not found.alternate and found.order == (1, 0)
     for options, blend in ((default, BOTH), (asked, relaxed)):
         assert build_proposer_policy(options, 2, blend).proposer_schedule.alternate
+
+
+@pytest.mark.parametrize(("native", "penalty"), [("auto", 0.0), ("off", 1.0)])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_the_divergence_is_before_penalties_temperature_and_truncation(
+    temperature: float, native: str, penalty: float
+) -> None:
+    models = toys(2, vocab=6, sharpness=2.0)
+    for model in models:
+        model.table = model.table.float()  # so that the library verifies, except after penalties
+    law = {"method": "adaptive", "max_divergence": 0.3, "lambda1": 99.0, "lambda2": 1.0, "lambda3": 0.0}
+    params = SamplingParams(max_tokens=12, temperature=temperature, top_k=3, frequency_penalty=penalty, seed=3)
+    (output,) = LLM.from_engine(ensemble_engine(models, law, native=native)).generate([[0, 1]], params)
+    tokens = [0, 1, *output.outputs[0].token_ids]
+    rows = [torch.stack([model.logits(tokens[:end]) for end in range(2, len(tokens))]) for model in models]
+    blended = build_blend(law, 2).combine(rows)
+    assert output.divergence == pytest.approx(np.mean(divergences_of(blended, rows[0])), rel=1e-5)
+    if temperature:
+        sampled = np.mean(divergences_of(blended / temperature, rows[0] / temperature))
+        assert output.divergence != pytest.approx(sampled, rel=0.05)
 
 
 def write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:

@@ -73,6 +73,17 @@ def test_exact_samples_fail_as_rarely_as_said() -> None:
     assert pytest.approx((2 * LIKELY) ** 2) == FALSE_ALARM
 
 
+def test_many_rare_outcomes_are_seen_by_their_first_tokens() -> None:
+    """Each outcome has less than five expected samples; the sample's second token is too often 0."""
+    words = range(8)
+    flat = JointDistribution({(a, b, c): 8.0**-3 for a in words for b in words for c in words})
+    fair = np.random.default_rng(2).integers(0, 8, (600, 3))
+    biased = fair.copy()
+    biased[:150, 1] = 0
+    assert p_value(flat, [(a, b, c) for a, b, c in fair.tolist()]) > 0.01
+    assert p_value(flat, [(a, b, c) for a, b, c in biased.tolist()]) < LIKELY
+
+
 def joint(logits: torch.Tensor, tolerance: float, length: int = 1) -> JointDistribution:
     return joint_distribution(lambda texts: logits.repeat(len(texts), 1), (0,), Truncation(length, 3, tolerance))
 

@@ -9,13 +9,17 @@ from typing import ClassVar
 import pytest
 
 from cospec.config import SpeculativeConfig
-from cospec.core.rng import Floats
+from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import Draft, DraftContext
 from cospec.drafters.pool.combiners.combiner import CombineTask
 from cospec.drafters.pool.combiners.mix import Mix
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.options import PoolOptions
+from cospec.drafters.pool.routing.all import AllDrafters
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
+from cospec.drafters.pool.routing.routing import Routing, RoutingInput
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
+from cospec.verify.enumerated_draws import Unsound
 from cospec.verify.enumeration import EXACT, SEEN, toy_target
 from cospec.verify.pool_enumeration import LENGTH, WORDS, error, pool_options
 
@@ -77,6 +81,59 @@ def test_a_combiner_that_compares_its_draws_is_caught(method: str) -> None:
 @pytest.mark.usefixtures("likelier")
 def test_match_keeps_the_distribution_for_every_draft() -> None:
     assert error(options(LikelierOfTwo.name), "match", toy_target(words=WORDS), LENGTH) < EXACT
+
+
+class ByChance(AllDrafters):
+    """Chooses one drafter by a random number of its own."""
+
+    name: ClassVar[str] = "by chance"
+    kind: ClassVar[StreamKind] = StreamKind.ROUTE
+
+    def draws(self, choice: RoutingInput) -> RandomStreams:
+        return choice.draws
+
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
+        (number,) = self.draws(choice).uniforms(choice.base, 1, self.kind)
+        return [choice.able[0 if number < 0.5 else -1]]
+
+
+class ByAcceptance(ByChance):
+    """Chooses by the number that accepts the first draft token."""
+
+    kind: ClassVar[StreamKind] = StreamKind.ACCEPT
+
+
+class BySeed(ByAcceptance):
+    """Makes this number itself."""
+
+    def draws(self, choice: RoutingInput) -> RandomStreams:
+        return RandomStreams(choice.seed, choice.base)
+
+
+@pytest.fixture
+def routing(request: pytest.FixtureRequest) -> Iterator[str]:
+    made: type[Routing] = request.param
+    ROUTINGS.register(made.name, made)
+    yield made.name
+    ROUTINGS.unregister(made.name)
+
+
+@pytest.mark.parametrize("routing", [ByChance], indirect=True)
+@pytest.mark.parametrize(("combiner", "method"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
+def test_a_routing_by_numbers_of_its_own_is_exact(routing: str, combiner: str, method: str) -> None:
+    assert error(options(combiner, routing), method, toy_target(words=WORDS), LENGTH) < EXACT
+
+
+@pytest.mark.parametrize("routing", [ByAcceptance], indirect=True)
+@pytest.mark.parametrize("method", ["block", "rejection"])
+def test_a_routing_by_the_numbers_of_the_acceptance_is_caught(routing: str, method: str) -> None:
+    assert error(options("mix", routing), method, toy_target(words=WORDS), LENGTH) > SEEN
+
+
+@pytest.mark.parametrize("routing", [BySeed], indirect=True)
+def test_a_routing_that_makes_numbers_from_the_seed_is_refused(routing: str) -> None:
+    with pytest.raises(Unsound, match="a routing made random numbers from the seed"):
+        error(options("mix", routing), "block", toy_target(words=WORDS), LENGTH)
 
 
 def test_only_a_pool_has_options() -> None:

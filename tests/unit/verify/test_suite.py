@@ -27,10 +27,10 @@ from cospec.verify import chisquare, enumeration
 from cospec.verify.chisquare import NO_DRAFTS
 from cospec.verify.context import QUICK, Check, CheckContext, draft_tokens, run
 from cospec.verify.controls import EvenDrafter, KeepsAll, NoResidual
-from cospec.verify.enumerated_draws import total_variation
+from cospec.verify.enumerated_draws import Unsound, total_variation
 from cospec.verify.identity import DecodingPair, compare, greedy_checks
 from cospec.verify.reference import tolerance_of
-from cospec.verify.suite import CHECK_GROUPS, context_of_llm
+from cospec.verify.suite import CHECK_GROUPS, context_of_llm, run_checks
 from harness.llamas import write_pair, write_tokenizer
 from harness.toys import verifier_of
 
@@ -251,6 +251,18 @@ def test_the_enumeration_is_exact_for_exact_rules_alone(name: str) -> None:
     assert max(enumeration.errors(ACCEPTANCE_METHODS.load(name)(), 2).values()) < 1e-12
     for wrong in (NoResidual(), KeepsAll()):
         assert enumeration.errors(wrong, 2)["drawn drafts"] > enumeration.SEEN
+
+
+def test_a_number_that_cannot_be_enumerated_is_a_failed_check(
+    context: CheckContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(context: CheckContext) -> Iterator[Check]:
+        raise Unsound("the random key was used twice")
+        yield
+
+    monkeypatch.setattr("cospec.verify.suite.CHECK_GROUPS", (refused,))
+    (check,) = run_checks(context)
+    assert not check.passed and check.notes == ("the random key was used twice",)
 
 
 def test_a_wrong_rule_fails_the_chi_square(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:

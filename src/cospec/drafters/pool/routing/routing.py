@@ -12,6 +12,12 @@ from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.plugin_options import Options as PluginOptions
 
 Similarity = Callable[[int, int], float]  # of two tokens, 0 to 1
+Streams = Callable[[int, int], RandomStreams]  # by seed, and by the committed tokens at the start of a step
+
+
+def real_streams(seed: int, base: int) -> RandomStreams:
+    """Return the random numbers of an engine."""
+    return RandomStreams(seed, base)
 
 
 class RoutingInput(NamedTuple):
@@ -24,6 +30,7 @@ class RoutingInput(NamedTuple):
         unscored: drafters of ``able`` that cannot score known tokens.
         loads: ``[M]``, see ``Executor.load``; empty for none.
         seed, base: the sequence's seed, and its number of committed tokens.
+        streams: makes ``draws``; an enumeration draws otherwise.
     """
 
     able: tuple[int, ...]
@@ -33,10 +40,16 @@ class RoutingInput(NamedTuple):
     base: int
     unscored: frozenset[int] = frozenset()
     loads: Sequence[float] = ()
+    streams: Streams = real_streams
+
+    @property
+    def draws(self) -> RandomStreams:
+        """The random numbers of the step."""
+        return self.streams(self.seed, self.base)
 
     def uniforms(self, count: int) -> Floats:
         """Return ``count`` uniform numbers that only this choice uses."""
-        return RandomStreams(self.seed, self.base).uniforms(self.base, count, StreamKind.ROUTE)
+        return self.draws.uniforms(self.base, count, StreamKind.ROUTE)
 
     def heaviest(self, share: float) -> list[int]:
         """Return the heaviest drafters with a ``share`` of the weight, heaviest first, or ``most`` drafters."""
