@@ -98,6 +98,15 @@ def test_native_code_runs_no_subclass_of_a_known_class() -> None:
         assert same.native_id == each.native_id
 
 
+def test_native_code_drafts_for_no_policy_that_cuts_drafts() -> None:
+    for name in POLICIES:
+        base = POLICIES.load(name)
+        same: Any = type("Same", (base,), {})
+        cuts: Any = type("Cuts", (base,), {"trim": lambda self, drafts: drafts[:1]})
+        assert same.keeps_drafts == base.keeps_drafts
+        assert not cuts.keeps_drafts
+
+
 def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
     """``supports`` reads ``native_id``, so a subclass goes through its own ``verify``."""
     from cospec.native.acceptance import NO_METHOD, supports

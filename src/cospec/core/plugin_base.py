@@ -181,6 +181,11 @@ class Policy(ABC):
     keeps_drafts: ClassVar[bool] = False
     trees: bool = False
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "trim" in vars(cls):  # a subclass may cut drafts where its base class does not
+            cls.keeps_drafts = vars(cls).get("keeps_drafts", False)
+
     @property
     def horizon(self) -> int:
         """Steps of the same sequences that the latest plan is valid for."""
