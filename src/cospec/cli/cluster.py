@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -38,7 +39,9 @@ def status(name: Name = "cospec") -> None:
     """Print deployments and machines as JSON."""
     from cospec.cluster.up import status
 
-    print(json.dumps(status(name), indent=2))
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages, such as the loss of a machine
+        found = status(name)
+    print(json.dumps(found, indent=2))
 
 
 @app.command()
