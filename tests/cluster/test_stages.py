@@ -25,17 +25,19 @@ from cospec.execution.windows_in_flight import WindowsInFlight
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions
 from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.sampling_params import SamplingParams
 from harness.llamas import PAGE, VOCAB, llama_engine, load
 from harness.nodes import NodeProcess, hub_for_tests, on_nodes
 from harness.overlap import under
 from harness.pools import pool_of
 from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, requests, running, sharded
-from harness.shards import ShardsHere
+from harness.shards import ShardsHere, TargetOfShards
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 from harness.waiting import until
 
 pytestmark = pytest.mark.cluster
 
+Outputs = dict[str, tuple[int, ...]]
 START_RATE = 0.5  # of a drafter that no request has seen
 LAYOUTS = [(2, 1), (4, 1), (1, 2)]  # pipeline stages, tensor ranks
 GRID = [(stages, ranks) for stages in (1, 2, 4) for ranks in (1, 2) if stages * ranks > 1]
@@ -109,11 +111,17 @@ def test_each_link_has_its_own_delay(target: ShardedModel, stage: int) -> None:
     target.free(["a"])
 
 
+def without_drafts(folders: Folders, target: ShardedModel, params: SamplingParams, ranks: int) -> Outputs:
+    """What one process writes, which adds the products of shards in their order where a sharded target has several."""
+    if ranks == 1:
+        return outputs(load(folders.target), None, params)
+    return outputs(TargetOfShards(folders.target, ranks, LoadOptions(page_size=PAGE), target), None, params)
+
+
 def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel, request: Any) -> None:
-    """Shards add in another order than one process, so that their tokens are compared with tokens without drafts."""
     _, ranks = request.node.callspec.params["target"]
     for params in PARAMS.values():
-        wanted = outputs(load(folders.target) if ranks == 1 else target, None, params)
+        wanted = without_drafts(folders, target, params, ranks)
         for make in drafters(folders).values():
             assert outputs(target, make(), params, k=3, max_nodes=7) == wanted
             assert target.pages.usage == 0
@@ -149,7 +157,7 @@ def test_tokens_of_three_drafter_nodes(
     pool = pool_of(nodes, "union", "all", VOCAB)
     for name in ("greedy", "seeded"):
         params = PARAMS[name]
-        wanted = outputs(load(folders.target) if ranks == 1 else target, None, params)
+        wanted = without_drafts(folders, target, params, ranks)
         engine = llama_engine(target, pool, k=3, max_nodes=7)
         assert tokens_of(run_all(engine, requests(params))) == wanted
         assert engine.metrics().accepted_tokens["itself"] > 0

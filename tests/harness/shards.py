@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cospec.core.model_io import TokenBatch
+from cospec.core.interfaces import Model, NativeForward
+from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.types import Commit
 from cospec.distributed.shard_sum import in_order
 from cospec.models.block_manager import BlockPool
 from cospec.models.loading import LoadOptions, load_stage
@@ -86,6 +88,32 @@ class ShardsHere:
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]``."""
         return through(self.stages, StageBatch.of(batch, self.pages.table))
+
+
+class TargetOfShards(ShardsHere):
+    """The same as the target of an engine without drafts, which leave no entries to move."""
+
+    name = "shards"
+    dtype = torch.float32
+    device = torch.device("cpu")
+    hidden_states: Tensor | None = None
+    native_forward: NativeForward | None = None
+    has_rollout = False
+    pipelined_model = None
+
+    def __init__(self, name: Path, ranks: int, options: LoadOptions, like: Model) -> None:
+        super().__init__(name, 1, ranks, options)
+        self.vocab_size, self.max_len = like.vocab_size, like.max_len
+
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        raise NotImplementedError("``has_rollout`` is False")
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        assert not any(commit.path for commit in commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self.pages.free(id)
 
 
 def through(stages: Sequence[StageOfShards | StageAlone], batch: StageBatch) -> Tensor:
