@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import lists, sampled_from
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
@@ -15,7 +17,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
-from harness.node_network import Network, drafts_of, every_fault, settle
+from harness.node_network import FAULTS, Network, carry, drafts_of, every_fault, settle
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_distribution, make_request, run_all, tokens_of, toy_engine, unmixed
 
@@ -77,6 +79,18 @@ def test_the_distribution_is_the_targets(method: str, fault: Fault) -> None:
     assert remote.drafts > 0
     if fault is every_fault:
         assert remote.network.link.counts.resyncs > 0 and remote.network.link.counts.ignored > 0
+
+
+@pytest.mark.parametrize("method", ["rejection", "block"])
+@settings(max_examples=60, deadline=None)
+@given(faults=lists(sampled_from(FAULTS), min_size=2, max_size=11))
+def test_any_order_of_faults_leaves_the_distribution(method: str, faults: list[str]) -> None:
+    """The fault depends on the tokens, so that a fault can prefer some drafts to others."""
+
+    def fault(context: DraftContext, network: Network) -> None:
+        carry(faults[(len(context.tokens) + 2 * sum(context.tokens)) % len(faults)], network)
+
+    assert error(Remote(drafter(), fault), method, 2) < EXACT
 
 
 @pytest.mark.parametrize("method", ["rejection", "block"])

@@ -165,18 +165,29 @@ def away(drafter: Drafter, vocab_size: int, fault: Fault = settle) -> tuple[Draf
     return DrafterProxy(executor), executor
 
 
+FAULTS = ("none", "lost call", "lost answer", "repetition", "late answer", "reversed order")
+
+
 def every_fault(context: DraftContext, network: Network) -> None:
-    """Another fault after each sequence of tokens: none, a lost call, a lost answer, repetition, a late answer."""
-    kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
-    if kind == 1:
+    """Another fault after each sequence of tokens, all but the last of ``FAULTS``."""
+    carry(FAULTS[(len(context.tokens) + 2 * sum(context.tokens)) % 5], network)
+
+
+def carry(fault: str, network: Network) -> None:
+    """Carry the messages of a question under one of ``FAULTS``."""
+    if fault == "lost call":
         network.to_node.pop()
-    if kind == 3:
+    if fault == "repetition":
         network.to_node.append(network.to_node[-1])
+    if fault == "reversed order":
+        network.to_node.reverse()
     while network.to_node:
         network.reach_node()
-    if kind == 2 and network.to_verifier:
+    if fault == "lost answer" and network.to_verifier:
         network.to_verifier.pop()
-    if kind == 3:
+    if fault == "repetition":
         network.to_verifier *= 2
-    while network.to_verifier and kind != 4:
+    if fault == "reversed order":
+        network.to_verifier.reverse()
+    while network.to_verifier and fault != "late answer":
         network.reach_verifier()
