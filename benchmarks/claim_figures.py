@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.headlines import stored
 from benchmarks.papers import cosine_online
-from benchmarks.papers.collaborations import Collaborations
+from benchmarks.papers.collaborations import PAIRED, Collaborations
+from benchmarks.papers.collaborations import default_over as default_over_other
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
@@ -138,7 +139,7 @@ def unequal_prices() -> str:
         best = min(BASELINES, key=lambda name: runs.latency(name, batch))
         other, own = (f"{hourly(runs, name, batch):.2f}" for name in (best, "cosine"))
         if other != own:
-            cells.append(f"batch {batch:g}: {own} against {other} an hour")
+            cells.append(f"batch {batch:g} costs {own} against {other}")
     return f" ({', '.join(cells)})" if cells else ""
 
 
@@ -190,15 +191,21 @@ def blended(setting: str, temperature: float) -> Find:
 def default_over(other: str, *settings: tuple[str, float]) -> Find:
     """Speed of the default proposals over another way, one request at a time, in settings at some temperatures.
 
-    Both are known as speeds over standard decoding. So the ends are those of each speed's interval over the other's
-    middle, the wider of both: they include 1 where one figure lies in the other's interval.
+    A run without paired ratios has both as speeds over standard decoding. Then the ends are those of each speed's
+    interval over the other's middle, the wider of both: they include 1 where one figure lies in the other's interval.
     """
 
     def find() -> Sequence[Figure]:
-        found = [ways(name, *setting) for name in COLLABORATIVE for setting in settings]
-        return [ratio(each["alternate"], each[other]) for each in found]
+        found = [row_of(name, *setting) for name in COLLABORATIVE for setting in settings]
+        return [paired(row, other) for row in found]
 
     return find
+
+
+def paired(row: Mapping[str, Any], other: str) -> Figure:
+    """Speed of the default over another way, with its ends."""
+    speeds = row["over_standard"]
+    return default_over_other(row, other) if PAIRED in row else ratio(speeds["alternate"], speeds[other])
 
 
 def ratio(own: Figure, base: Figure) -> Figure:
@@ -207,16 +214,21 @@ def ratio(own: Figure, base: Figure) -> Figure:
     return middle / other, min(low / other, middle / most), max(high / other, middle / least)
 
 
-def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[float, ...]]:
-    """Speed of each way of decoding with several models over the standard one, all domains, in the run ``name``.
+def row_of(name: str, setting: str, temperature: float) -> Mapping[str, Any]:
+    """The ways of decoding with several models, one request at a time, all domains, in the run ``name``.
 
     Raises:
         LookupError: it was not measured.
     """
     for row in stored(name)["settings"][setting]:
         if (row["batch"], row["temperature"], row["domain"]) == (1, temperature, "all"):
-            return {name: tuple(figure) for name, figure in row["over_standard"].items()}
+            return dict(row)
     raise LookupError(setting)
+
+
+def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[float, ...]]:
+    """Speed of each way over the standard one; see ``row_of``."""
+    return {name: tuple(figure) for name, figure in row_of(name, setting, temperature)["over_standard"].items()}
 
 
 def least_blended() -> Sequence[Figure]:
@@ -237,7 +249,7 @@ def notes() -> Sequence[str]:
     alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
     return (
         # Minions' figure 10: (1 + increase of the part over the default) / (1 + increase of the parts above).
-        "Minions' figure 10, over the default, has 1.04–1.32× (slope, so batch 8 is as the paper) "
+        "Minions' figure 10, read as over the default, has 1.04–1.32× (slope, so batch 8 is as the paper) "
         "and 1.24–1.33× (pipeline).",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to {max(alphas):.2f}.",
     )
@@ -279,7 +291,8 @@ def over_links() -> Sequence[Figure]:
     """Speed of windows over one token per traversal on 4 and 8 nodes, at all delays of links."""
     return [
         (row["measured"]["off"]["token"] / row["measured"]["fixed"]["token"],)
-        for pipeline in stored("dsd")["pipelines"]
+        for name in ("dsd", "dsd_regime")
+        for pipeline in stored(name)["pipelines"]
         for row in pipeline["rows"]
         if pipeline["nodes"]["count"] >= 4
     ]

@@ -263,8 +263,8 @@ def apart(results: Results) -> str:
     if not (tables and swept):
         return ""
     return (
-        f"The sweeps ran {swept}, the tables above {tables}. So the same λ or μ has another speed in the tables, and "
-        "the sweeps say nothing of the present engine. "
+        f"The sweeps are a run of their own, {swept}, with other prompts than the tables above, {tables}. So the same "
+        "λ or μ has another speed in the tables. "
     )
 
 

@@ -14,7 +14,7 @@ from benchmarks.papers.cosine_stages import STAGES, stages
 from benchmarks.papers.cosine_structures import structures
 from benchmarks.papers.large_targets import QWEN
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import CARD, DOMAINS, POOL, Pool
+from benchmarks.papers.pools import CARD, DOMAINS, POOL, Pool, of_all_steps
 from benchmarks.papers.sources import Found, Results
 from cospec.training.eval_acceptance import DEPTH, LENGTH
 
@@ -73,7 +73,8 @@ def drafters(results: Results) -> Section:
         "The paper's range is of six drafters with domains of their own, tuned on five sets of questions. The paper "
         "calls its number an "
         "acceptance ratio and does not say whether the target's token counts. Ours counts the target's token; *best "
-        f"over worst* is given both ways. {results.sentence(POOL, lengths)}",
+        f"over worst* is given both ways. {results.sentence(POOL, lengths)} "
+        f"{results.sentence(POOL, of_all_steps)}",
     )
 
 
@@ -120,7 +121,8 @@ def offline(results: Results) -> Section:
         "trees of all drafters. Each pool has four model drafters and prompt lookup. Here the models go on from the "
         "fused token at every step, as in the paper's algorithm 1. Equation 4 also continues from each drafter's own "
         "token, which is left out here. Prompt lookup gives whole drafts. Routing is `hedge` (arXiv 2510.20064); "
-        "`explore` is CoSine's, corrected. `mix` draws tokens from the weighted mixture of all drafters, which is a "
+        "`explore` is CoSine's equations 1 to 3, with corrections. `mix` draws tokens from the weighted mixture of all "
+        "drafters, which is a "
         f"vote where decoding is greedy. Trees have at most eight tokens. {results.sentence(POOL, sizes)} "
         f"{compared(results)}{results.sentence(POOL, slower)}",
     )

@@ -123,8 +123,8 @@ def ablation(results: Results) -> tuple[Row, ...]:
         "fusion": f"17 to 34% less; at 8 devices {at_8['fusion']}",
     }
     notes = {
-        "routing": "the paper's widest gap, 33%, is not at 8 devices; it leaves out routing and fusion together, yet "
-        "at 8 devices it loses less than leaving out fusion alone",
+        "routing": "the paper's widest gap, 33%, is not at 8 devices; its variant leaves out routing and fusion "
+        "together, yet at 8 devices loses less than the variant without fusion alone",
         "fusion": "here, no fusion unites the drafts of all drafters in a tree",
     }
     rows = [
@@ -263,7 +263,7 @@ def compared(pool: Pool) -> str:
     cells = []
     for figure, words, form in (("acceptance", "acceptance length", "+.2f"), ("tokens_per_s", "throughput", "+.0%")):
         plain, fused = (added(pool, figure, system) for system in ("no fusion", "fuse hedge"))
-        agrees = "as in the paper" if plain < fused else "against the paper"
+        agrees = "the same order as the paper's" if plain < fused else "against the paper"
         cells.append(f"{words} {plain:{form}} without fusion and {fused:{form}} with it, {agrees}")
     length, nodes = (pool.found["options"][name] for name in ("length", "nodes"))
     return (

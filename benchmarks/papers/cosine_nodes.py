@@ -20,6 +20,7 @@ ADAPTIVE = {
     for requests, low in ((6, "_low"), (24, ""))
 }
 EARLIER = {source: Source(f"{source.file}_earlier", source.command, How.EMULATED) for source in SOURCES.values()}
+AGAIN = {source: ADAPTIVE[requests] for requests, source in SOURCES.items()}  # some of the variants once more
 WHOLE, EIGHT = "CoSine, 4 nodes", "CoSine, 8 nodes"
 SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
 BASELINES = {
@@ -202,7 +203,7 @@ def end_of_last(found: Found, variant: str) -> float:
 def between_runs(results: Results) -> dict[str, float]:
     """By which share two runs of one variant differ most in throughput; empty where they were not run twice."""
     changes: dict[str, float] = {}
-    for source, again in EARLIER.items():
+    for source, again in [*EARLIER.items(), *AGAIN.items()]:
         new, old = results.read(source), results.read(again)
         if new and old:
             for name in new["variants"].keys() & old["variants"].keys():

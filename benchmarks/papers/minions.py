@@ -12,7 +12,7 @@ from benchmarks.papers.minions_claims import claims
 from benchmarks.papers.minions_lengths import selector
 from benchmarks.papers.minions_systems import DEFAULT, LENGTHS, VOTE, servers, specinfer
 from benchmarks.papers.not_run import not_run, remaining
-from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
+from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool, of_all_steps
 from benchmarks.papers.scenarios import Runs
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -198,7 +198,7 @@ def voting(results: Results) -> Section:
         "batch 16 and acceptance rates, which are accepted over drafted tokens. Ours are acceptance lengths, which "
         "count the target's token too, and rates: (length - 1) / 4. The paper's runs are whole Minions (5.4), with the "
         "lengths of its selector, which it does not print, and pipelined. Rates of other lengths are not comparable. "
-        "Our drafters and target take turns.",
+        f"Our drafters and target take turns. {results.sentence(POOL, of_all_steps)}",
     )
 
 

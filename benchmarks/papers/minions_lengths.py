@@ -42,7 +42,8 @@ def selector(results: Results) -> Section:
     return Section(
         "Figures 2 and 12: adaptive length against fixed ones from 2 to 12",
         tuple(rows),
-        "The target's times follow from the size of OPT-13B, on one A100 as in `large_targets.py`; the drafter's are "
+        "The target's times follow from the size of OPT-13B, on one A100 as in `large_targets.py` (the paper has "
+        "two); the drafter's are "
         "assumed. Acceptance is 0.75, 32 requests are in the engine, pipelined. Figure 2 shows the time by "
         "length, without numbers but the best lengths. "
         f"{results.sentence(LENGTHS, shape)} "

@@ -97,5 +97,6 @@ def specinfer(results: Results) -> Section:
         tuple(rows),
         "SpecInfer stands for trees of all drafters in turn with verification. The implementation that the paper "
         "measured was not run here. Measured pools have four models and prompt lookup. The simulation is that of "
-        "CoSine's figure 7: its vote is pipelined, with routing `hedge` and lengths by goodput, which Minions has not.",
+        "CoSine's figure 7: its vote is pipelined, as Minions'. Minions has neither routing `hedge` nor lengths by "
+        "goodput.",
     )

@@ -49,7 +49,6 @@ REMAINING: dict[str, tuple[tuple[str, str, Reason], ...]] = {
             "2 or 3",
             "`hedge` has the bound `at_most`. It was not run with 2 or 3, and the number was not stored.",
         ),
-        ("Section 1: acceptance of the pair LLaMA13B and LLaMA68M", "below 0.3", NO_GPU),
     ),
     "dsd": (
         (

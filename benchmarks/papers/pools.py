@@ -81,3 +81,9 @@ class Pool:
         if not self.drafters:
             raise KeyError("drafters")
         return max(self.drafters, key=lambda name: self.value("acceptance", name, workload))
+
+
+def of_all_steps(found: Found) -> str:
+    """What acceptance lengths leave out: steps in which prompt lookup has no draft."""
+    tokens = Pool(found).value("tokens_per_call", "copy", "code")
+    return f"Acceptance lengths are over steps with a draft; over all steps *copy* has {tokens:.2f} tokens on code."
