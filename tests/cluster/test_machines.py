@@ -180,9 +180,12 @@ def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(tmp_p
             clients.end(asks)
 
 
-def test_a_replica_goes_to_the_cheapest_machine_with_room(tmp_path: Path) -> None:
-    """The first replica takes the dear machine, the only one; the second has a choice. Metrics add up both prices."""
-    asks, _ = asked_and_expected()
+def test_a_replica_comes_to_the_cheapest_machine_and_leaves_with_the_load(tmp_path: Path) -> None:
+    """The first replica takes the dear machine, the only one; the second has a choice. Metrics add up both prices.
+
+    One client goes on while the other replica, or the client's own, ends.
+    """
+    asks, expected = asked_and_expected()
     target = CONFIG["target"]
     config = {
         **CONFIG,
@@ -191,6 +194,7 @@ def test_a_replica_goes_to_the_cheapest_machine_with_room(tmp_path: Path) -> Non
         "target": {
             **target,
             "engine": ENGINE,
+            "scale": {**target["scale"], "downscale_delay": 2},
             "placement": {"num_cpus": 1, "tier_prices": {"dear": 2.0, "cheap": 0.5}},
         },
     }
@@ -202,6 +206,10 @@ def test_a_replica_goes_to_the_cheapest_machine_with_room(tmp_path: Path) -> Non
             try:
                 until(lambda: replicas(second.pid), "a replica on the cheap machine")
                 until(lambda: priced(cluster) == 2.5, "the price of both machines")
+                clients.end(asks[1:])
+                until(lambda: len(cluster.replicas()) + len(replicas(second.pid)) == 1, "the end of a replica")
+                until(lambda: len(cluster.engines()) + len(engines(second.pid)) == 1, "the end of its engine")
+                assert clients.result() == expected
             finally:
                 clients.end(asks)
 
@@ -211,25 +219,3 @@ def priced(cluster: ClusterProcess) -> float:
     lines = httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines()
     (price,) = [line.split()[-1] for line in lines if line.startswith('cospec:cost_per_hour{component="target"')]
     return float(price)
-
-
-def test_a_replica_leaves_when_load_falls(tmp_path: Path) -> None:
-    """One client goes on while the other replica, or the client's own, ends."""
-    asks, expected = asked_and_expected()
-    target = CONFIG["target"]
-    config = {
-        **CONFIG,
-        "name": f"{NAME}-less",
-        "machine": {"num_cpus": 2},
-        "target": {**target, "scale": {**target["scale"], "downscale_delay": 2}},
-    }
-    with ClusterProcess(config, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
-        clients = Clients(cluster, asks, pool)
-        try:
-            until(lambda: len(cluster.replicas()) == 2, "a second replica")
-            clients.end(asks[1:])
-            until(lambda: len(cluster.replicas()) == 1, "the end of a replica")
-            until(lambda: len(cluster.engines()) == 1, "the end of its engine")
-            assert clients.result() == expected
-        finally:
-            clients.end(asks)
