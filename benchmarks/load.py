@@ -5,8 +5,9 @@ serve the same requests at the same times. The configurations alternate in short
 that a slow minute of the machine affects all. Each configuration has a warm engine of its own. Latency counts from the
 due time, as a user sees it, so queues count. Ratios compare the same requests; intervals resample the turns. The best
 of several noisy figures is too good, so ``auto`` is also compared with the best configuration of the *other* turns.
-``paired`` is the median over turns of the ratio of mean latencies in one turn, with an interval. Every engine serves
-``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
+``parts`` are requests, tokens and milliseconds of a step, which say why a configuration is slower: its drafts, or its
+steps. ``paired`` is the median over turns of the ratio of mean latencies in one turn, with an interval. Every engine
+serves ``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
 
 ``--instruction-set`` forces the kernels of an older processor; the names of results have processor and instruction set.
 ``--disturb`` starts a second process that occupies a core at times and stops this process at times.
@@ -22,9 +23,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from queue import SimpleQueue
 from select import select
@@ -47,6 +49,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **{f"k={k}": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": k} for k in (1, 3, 5)},
 }
 MEASURES: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "p99": lambda x: np.quantile(x, 0.99)}
+COUNTED = ("steps", "generation_tokens", "step_seconds", "draft_seconds", "target_seconds")
 WARM = 20  # requests that every engine serves before the measurement
 DISTURBANCE = """
 import os, random, signal, sys, time
@@ -136,6 +139,22 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
                     ends[event.id] = time.monotonic() - started
         engine.set_wakeup_fd(-1)
     return [ends[id] - job.due for id, job in zip(ids, jobs, strict=True)]
+
+
+def counts(engine: Engine) -> Counter[str]:
+    """Return what an engine has done so far: steps, their requests, tokens and seconds."""
+    metrics = asdict(engine.metrics())
+    found = Counter({name: metrics[name] for name in COUNTED})
+    found["requests"] = metrics["native_requests"] + sum(metrics["python_path_requests"].values())
+    return found
+
+
+def parts(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return requests and tokens of a step, and its milliseconds: in all, for drafting, and for the target."""
+    found = {f"{name}_per_step": spent[name] / spent["steps"] for name in ("requests", "generation_tokens")}
+    return found | {
+        f"{name}_ms": 1e3 * spent[f"{name}_seconds"] / spent["steps"] for name in ("step", "draft", "target")
+    }
 
 
 Turns = Mapping[str, Sequence[Sequence[float]]]
@@ -267,14 +286,21 @@ def main() -> None:
     freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
+    spent: dict[tuple[float, str], Counter[str]] = defaultdict(Counter)
     with disturbed(options.disturb):
         for turn in range(options.turns):
             for rate, turns in found.items():
                 jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, turn)
                 for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
-                    turns[name].append(serve(llms[name].engine, jobs, options.temperature))
+                    engine = llms[name].engine
+                    spent[rate, name].subtract(counts(engine))
+                    turns[name].append(serve(engine, jobs, options.temperature))
+                    spent[rate, name].update(counts(engine))
             print(f"turn {turn + 1} of {options.turns}", flush=True)
-    rows = [row_of(rate, turns) for rate, turns in found.items()]
+    rows = [
+        {**row_of(rate, turns), "parts": {name: parts(spent[rate, name]) for name in CONFIGS}}
+        for rate, turns in found.items()
+    ]
     show(rows)
     results = {"options": vars(options), "rows": rows}
     print("written to", write(place(options.name), results))

@@ -53,12 +53,52 @@ def rates(results: Results) -> Section:
         "11 falls steeply at 32/s (c) and above 5/s (f), and rebounds after falls above 2/s (d, e); the paper does not "
         "name the panels' models, so no row has these rates. The measured rows are of every stored run without "
         "`--disturb`, with our models and prompts of three domains. `benchmarks/report/load.md` has the disturbed "
-        "runs. Speedups of measured rows are ratios of means; no speculation is one of the others. The measured runs "
-        "stored latencies only, so their losses have no parts. The paper's 1.2 to 3.2× is over three data sets "
+        "runs. Speedups of measured rows are ratios of means; no speculation is one of the others. "
+        f"{measured_losses(results)}The paper's 1.2 to 3.2× is over three data sets "
         "(conclusion) and five models (section 1), prompt lookup included."
     )
     title = "Figures 1 and 11: mean latency by request rate, over no speculation"
     return Section(title, tuple(rows), paragraph(text, losses(results), served(), queues(results), regions(results)))
+
+
+def measured_losses(results: Results) -> str:
+    """Parts of the largest loss of each measured run that stored its steps; words about the others."""
+    cells = [results.sentence(source, partial(measured_loss, who=who)) for who, source in MEASURED.items()]
+    known = [cell for cell in cells if cell]
+    said = [f"Where a fixed length loses most: {'; '.join(known)}."] if known else []
+    if len(known) < len(cells):
+        said.append(
+            f"{'Other' if known else 'The'} measured runs stored latencies only, so their losses have no parts."
+        )
+    return f"{paragraph(*said)} " if said else ""
+
+
+def measured_loss(found: Found, who: str) -> str:
+    """Why the slowest fixed length is slower than no speculation, by the steps of both.
+
+    Raises:
+        KeyError: the run stored no steps.
+    """
+    worst, row, name = 1.0, None, ""
+    for each in found["rows"]:
+        means = {config: figure["mean"] for config, figure in each["latency"].items()}
+        for config in means.keys() & each["parts"].keys() - {"auto", BASE}:
+            if means[BASE] / means[config] < worst:
+                worst, row, name = means[BASE] / means[config], each, config
+    if row is None:
+        return f"nowhere ({who})"
+    own, base = row["parts"][name], row["parts"][BASE]
+    tokens = request_tokens(own) / request_tokens(base)
+    return (
+        f"{worst:.2f}× ({who}, {row['rate']:g}/s, {name}): {tokens:.2f}× tokens of a request and step · "
+        f"{base['step_ms'] / own['step_ms']:.2f}× steps per second, since a step takes {own['step_ms']:.1f} ms, "
+        f"{own['draft_ms']:.1f} of these for drafts, instead of {base['step_ms']:.1f}"
+    )
+
+
+def request_tokens(parts: Mapping[str, float]) -> float:
+    """Tokens of one request and step."""
+    return parts["generation_tokens_per_step"] / parts["requests_per_step"]
 
 
 def losses(results: Results) -> str:
