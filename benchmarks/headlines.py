@@ -96,8 +96,8 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
         f"{min(costs):.1%} to {max(costs):.1%}; a single decision {min(single):.2f} to {max(single):.2f} ms, "
         f"{min(shares):.0%} to {max(shares):.0%} of a step"
     )
-    anew = f"with a new decision in {decision_shares(decided)} of the steps"
-    what = f"share of a step that `goodput` takes to decide, {anew}"
+    often = f"with a new decision in {decision_shares(decided)} of the steps"
+    what = f"share of a step that `goodput` takes to decide, {often}"
     yield what, figure, "python -m benchmarks.policy_cost", "policies"
     median = stored("fidelity")["median"]["error"]
     figure = f"{median['mean']:.1%} (mean), {median['p99']:.1%} (p99)"

@@ -326,7 +326,7 @@ def decisions(found: Found) -> str:
 
 
 def single_decisions(found: Found) -> str:
-    """Return how often goodput decides anew, and what one decision takes, by the number of requests.
+    """Return how often goodput decides again, and what one decision takes, by the number of requests.
 
     Raises:
         KeyError: goodput was not measured.
