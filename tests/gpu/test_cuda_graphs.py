@@ -90,6 +90,27 @@ def test_graphs_of_two_models_run_at_the_same_time() -> None:
         assert all(torch.equal(one, two) for one, two in zip(found, wanted, strict=True))
 
 
+def test_graphs_outlive_the_captures_of_compiled_code() -> None:
+    """Compiled code frees the work memory of all streams; then other tensors fill what was freed."""
+    weight, row = (torch.randn(size, 4096, device=DEVICE, dtype=torch.bfloat16) / 64 for size in (4096, 1))
+
+    def step() -> torch.Tensor:
+        states = row
+        for _ in range(20):
+            states = torch.nn.functional.linear(states, weight)
+        return states
+
+    replay = CudaRecorder()(step)
+    wanted = replay().clone()
+    compiled = torch.compile(step, mode="reduce-overhead")
+    for _ in range(3):
+        compiled()
+    torch.cuda.empty_cache()
+    filling = [torch.full((1 << 20,), float("nan"), device=DEVICE) for _ in range(64)]
+    assert torch.equal(replay(), wanted)
+    assert all(part.isnan().all() for part in filling), "a product wrote into memory of another tensor"
+
+
 def test_results_outlive_later_steps() -> None:
     runner, kv = runner_of("llama", DEVICE)
     graphs = GraphRunner(runner, CudaRecorder())

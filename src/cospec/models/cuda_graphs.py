@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,11 +142,19 @@ def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[Lay
     return lambda: stepper.run(static, layers, stepper.attention.capture(static))
 
 
+@cache
+def _warm_stream() -> torch.cuda.Stream:
+    """Return the stream of the steps before captures; torch has few streams, which it hands out in turn."""
+    return torch.cuda.Stream()
+
+
 class CudaRecorder:
     """Captures the steps of one model as CUDA graphs with one shared memory pool.
 
-    The captures have a stream of their own. Work memory of cuBLAS belongs to a stream, and a captured product keeps
-    its address. So graphs that were captured on one stream must not run at the same time, and two models do.
+    Work memory of cuBLAS belongs to a stream, and a captured product keeps its address. So graphs that were captured
+    on one stream must not run at the same time, and two models do. Therefore the captures have a stream of their own.
+    Nothing ran on it before, so that its work memory is allocated during a capture, in the graphs' pool. Other memory
+    can be freed under a graph: compiled code of torch frees all work memory before and after its own captures.
     """
 
     def __init__(self) -> None:
@@ -157,14 +166,14 @@ class CudaRecorder:
             return self._capture(step)
 
     def _capture(self, step: Step) -> Step:
-        stream = self._stream = self._stream or torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        warm, self._stream = _warm_stream(), self._stream or torch.cuda.Stream()
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
             step()  # libraries initialise themselves at their first call, which cannot be captured
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(warm)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device during the capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = step()
         self._pool = graph.pool()
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from benchmarks.gpu import figures, measure, ratio
 from benchmarks.gpu_models import SHAPES, fit_overlap, make_drafter, make_model
+from benchmarks.gpu_run import figures, measure, ratio
 from benchmarks.gpu_systems import Clock, Work
 
 TINY = SHAPES["tiny"]
@@ -11,7 +11,7 @@ TINY = SHAPES["tiny"]
 
 def test_a_step_is_the_difference_of_both_runs() -> None:
     piece = Work([[2], [3]], 8)
-    found = figures({"cospec": [0.4, 1.0, 0.6, 1.2], "static": [0.8, 2.0, 1.0, 2.2]}, piece, 2, "cospec")
+    found = figures({"cospec": [0.4, 1.0, 0.6, 1.2], "static": [0.8, 2.0, 1.0, 2.2]}, piece, 2)
     assert found["cospec"]["step_ms"] == pytest.approx(100)
     assert found["cospec"]["tokens_per_s"] == pytest.approx(16 / 1.1)
     assert found["static"]["step_ms_samples"] == pytest.approx([200, 200])
