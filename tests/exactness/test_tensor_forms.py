@@ -15,10 +15,19 @@ from cospec.acceptance import python_verification
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import verify as tensor
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
 from cospec.core.rng import Floats
-from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, SpeculationParams, VerifyResult
+from cospec.core.types import (
+    Draft,
+    DraftBudget,
+    DraftContext,
+    RequestState,
+    ScheduledRequest,
+    SpeculationParams,
+    VerifyResult,
+)
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
@@ -61,6 +70,21 @@ class ModelElsewhere(ToyModel):
         return logits
 
 
+class DrawsElsewhere(ModelDrafter):
+    """Keeps the distributions of its drafts on another device."""
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        return [elsewhere(draft) for draft in super().propose(contexts, budgets)]
+
+
+def elsewhere(draft: Draft) -> Draft:
+    """The draft with its distributions as those on a device."""
+    if draft.q is None:
+        return draft
+    chosen = draft.q[np.arange(len(draft)), list(draft.tokens)]
+    return replace(draft, q=DeviceProbs(torch.from_numpy(draft.q), chosen).as_floats())
+
+
 def outputs(
     method: str, drafter: Drafter, params: SamplingParams, model: ToyModel, formless: int = 0
 ) -> dict[str, tuple[int, ...]]:
@@ -80,6 +104,20 @@ def test_an_engine_writes_the_same_tokens(method: str, drafter: Callable[[], Dra
     ):
         found = outputs(method, drafter(), PARAMS[params], ModelElsewhere(5, seed=1))
     assert found == outputs(method, drafter(), PARAMS[params], ToyModel(5, seed=1))
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("method", ["rejection", "block"])
+def test_distributions_of_drafts_stay_on_the_device(method: str, params: str) -> None:
+    def drafter(kind: type[ModelDrafter]) -> ModelDrafter:
+        return kind(ToyModel(5, order=1, seed=5, sharpness=1.5))
+
+    with patch.object(DeviceProbs, "__array__", side_effect=AssertionError("distributions left the device")) as read:
+        found = outputs(method, drafter(DrawsElsewhere), PARAMS[params], ModelElsewhere(5, seed=1))
+    assert not read.called
+    assert found == outputs(method, drafter(ModelDrafter), PARAMS[params], ToyModel(5, seed=1))
+    on_host = outputs(method, drafter(DrawsElsewhere), PARAMS[params], ToyModel(5, seed=1))
+    assert found == on_host, "a verifier on the host copies them"
 
 
 class Formless(Rejection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
@@ -80,6 +82,19 @@ def test_speculation_keeps_greedy_texts(name: str, tmp_path: Path) -> None:
     assert {len(text) for text in plain.values()} == {40}
     for folder in drafters.values():
         assert outputs(target, ModelDrafter(load(folder, DEVICE))) == plain
+
+
+@pytest.mark.parametrize("method", ["rejection", "block"])
+def test_distributions_of_drafts_stay_on_the_device(method: str, tmp_path: Path) -> None:
+    target, drafter = (load(saved(tmp_path / str(seed), "llama", seed), DEVICE) for seed in (1, 2))
+    speculative = SpeculativeConfig(num_speculative_tokens=4, acceptance_method=method)
+    parts = assemble(target, ModelDrafter(drafter), speculative, EngineConfig(max_num_seqs=5), TextInfo())
+    params = SamplingParams(temperature=1.0, max_tokens=40)
+    requests = [make_request(f"r{n}", tokens(3 + 11 * n, n), params) for n in range(6)]
+    with patch.object(DeviceProbs, "__array__", side_effect=AssertionError("distributions left the device")):
+        engine = Engine(parts)
+        assert {len(text) for text in tokens_of(run_all(engine, requests)).values()} == {40}
+    assert 0 < sum(engine.metrics().accepted_tokens.values()) < sum(engine.metrics().draft_tokens.values())
 
 
 def outputs(target: Model, drafter: Drafter | None) -> dict[str, tuple[int, ...]]:

@@ -98,7 +98,7 @@ class RolloutOutput:
     Attributes:
         tokens: ``[S][depth]`` of the longest; -1 marks NaN logits or the end of a draft. Ignore tokens after -1.
         q: ``[S, depth, V]``, the distributions of tokens that draft streams drew; other rows are undefined. Not None
-            if a draft stream drew.
+            if a draft stream drew. On a GPU ``DeviceProbs``.
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 for greedy tokens; None if no
             parameters ask for confidences.
         logits: float32 ``[depth, S, V]`` on the model's device, from which each token was chosen; None if no parameters

@@ -269,6 +269,7 @@ class Draft:
         parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
         drafters: ``[N]``, the name of each node's drafter.
         q: ``[N, V]``, the distribution that each token was *drawn from*; None: chosen (point mass) or for ``match``.
+            Of a drafter on a GPU ``DeviceProbs``, which acts as the array.
         confidence: ``[N]``, the estimated probability that a node is accepted after its parent, 0 to 1; None: no
             estimate. Known before the draw of the token, so that every acceptance method allows a cut by confidence.
         hits: of the known tokens that the drafter read with the draft, the likeliest ones, and the compared ones.

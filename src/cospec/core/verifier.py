@@ -13,6 +13,7 @@ from torch import Tensor
 from cospec.acceptance import python_verification
 from cospec.acceptance.python_verification import VerifiedDraft, VerifyTask
 from cospec.acceptance.tensor import verify as tensor
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
@@ -218,6 +219,8 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
     """Whether a draft has nodes, all in the vocabulary, each drawn with a probability above 0."""
     if not draft.tokens or min(draft.tokens) < 0 or max(draft.tokens) >= vocab_size:
         return False
+    if isinstance(draft.q, DeviceProbs):
+        return bool((draft.q.chosen > 0.0).all())
     return draft.q is None or all([draft.q[node, token] > 0.0 for node, token in enumerate(draft.tokens)])
 
 

@@ -258,7 +258,7 @@ class ModelDrafter(Drafter):
 
     def _close(self, chain: _Chain) -> Draft:
         context, n = chain.context, len(chain.tokens)
-        q = np.asarray(chain.q) if len(chain.q) else None
+        q = (np.asarray(chain.q) if isinstance(chain.q, list) else chain.q) if len(chain.q) else None
         confidence = np.array(chain.confidence) if chain.confidence else None
         names, parents = (self.name,) * n, tuple(range(-1, n - 1))
         return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence, chain.hits)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.rng import StreamKind
 from cospec.core.rng_torch import exponential_sample, first_largest, signed
@@ -70,6 +71,7 @@ class _Choice:
         self._tokens: list[Tensor] = []
         self._logits: list[Tensor] = []
         self._q: list[Tensor] = []
+        self._chosen: list[Tensor] = []  # the probability of each token under its q
         self._confidence: list[Tensor] = []
 
     def add(self, rows: Tensor) -> Tensor:
@@ -83,6 +85,7 @@ class _Choice:
                 tokens = torch.where(self._greedy | (tokens < 0), tokens, drawn)
             if self._keeps_q:
                 self._q.append(q)
+                self._chosen.append(q.gather(-1, tokens.clamp(min=0)[:, None])[:, 0])
             self._confidence.append(q.amax(-1))
         if any(own.logits for own in self._params):
             self._logits.append(rows)
@@ -91,14 +94,17 @@ class _Choice:
         return tokens
 
     def output(self, hits: Sequence[int]) -> RolloutOutput:
-        """Copy the results to the host."""
+        """Copy the results to the host, except distributions."""
         return RolloutOutput(
             torch.stack(self._tokens, 1).tolist(),
-            torch.stack(self._q, 1).cpu().numpy() if self._q else None,
+            self._probs().as_floats() if self._q else None,
             torch.stack(self._confidence, 1).cpu().numpy() if self._confident else None,
             torch.stack(self._logits) if self._logits else None,
             hits,
         )
+
+    def _probs(self) -> DeviceProbs:
+        return DeviceProbs(torch.stack(self._q, 1), torch.stack(self._chosen, 1).cpu().numpy())
 
 
 def _hits(batch: TokenBatch, logits: Tensor) -> Sequence[int]:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cospec.core.device_probs import DeviceProbs
 from cospec.errors import CospecError
 from cospec.plugin_options import Options
 
@@ -74,7 +75,8 @@ class Codec:
             self._incoming = ()
 
     def _encode_other(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | DeviceProbs):
+            value = np.asarray(value)
             return msgspec.msgpack.Ext(ARRAY, self._array(value))
         torch = sys.modules.get("torch")  # a process without torch has no tensors, and need not load torch
         if torch is not None and isinstance(value, torch.Tensor):

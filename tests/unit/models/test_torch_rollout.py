@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import softmax
@@ -73,7 +75,10 @@ def test_a_rollout_is_stepping(kind: StreamKind, depth: int, captured: bool) -> 
             assert found.tokens[number][step] == token
             assert abs(found.confidence[number, step] - q.max()) < 1e-4
             if found.q is not None:
-                torch.testing.assert_close(found.q[number, step], q[0], atol=1e-4, rtol=0.0)
+                own = found.q[number, step]
+                assert isinstance(own, DeviceProbs) and own.rows.device.type == DEVICE
+                np.testing.assert_allclose(np.asarray(own), q[0], atol=1e-4, rtol=0.0)
+                assert float(own.chosen) == pytest.approx(float(np.asarray(own)[token]))
             start = slices[number].start + len(slices[number].tokens)
             slices[number] = SequenceSlice(slices[number].id, start, (token,))
 

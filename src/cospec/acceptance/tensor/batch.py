@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cospec.acceptance.python_verification import VerifyTask
+from cospec.core.device_probs import DeviceProbs
 from cospec.core.rng import StreamKind
 from cospec.core.rng_torch import exponential_sample, first_largest, signed, uniforms
 from cospec.core.sampling import truncate
@@ -176,5 +177,7 @@ def _draft_probs(tasks: Sequence[VerifyTask], tokens: Tensor, vocab_size: int) -
     found = nn.functional.one_hot(tokens, vocab_size).double()
     for row, task in enumerate(tasks):
         if task.draft is not None and task.draft.q is not None:
-            found[row, : len(task.draft)] = torch.from_numpy(np.ascontiguousarray(task.draft.q)).to(found.device)
+            q = task.draft.q
+            rows = q.rows if isinstance(q, DeviceProbs) else torch.from_numpy(np.ascontiguousarray(q))
+            found[row, : len(task.draft)] = rows.to(found.device)
     return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from cospec.cluster.nodes.answer_checks import sparse_row
 from cospec.cluster.nodes.request_copies import TokenCopies
@@ -202,5 +203,5 @@ def encode_draft(draft: Draft, context: DraftContext) -> NodeDraft:
     """A draft as it travels, without its epoch; q only where the acceptance method reads q."""
     confidence = None if draft.confidence is None else tuple(min(max(float(c), 0.0), 1.0) for c in draft.confidence)
     reads_q = context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
-    q = tuple(sparse_row(row) for row in draft.q) if reads_q and draft.q is not None else None
+    q = tuple(sparse_row(row) for row in np.asarray(draft.q)) if reads_q and draft.q is not None else None
     return NodeDraft(draft.id, 0, draft.base_len, draft.tokens, draft.parents, confidence, q)
