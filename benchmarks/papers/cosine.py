@@ -8,6 +8,7 @@ from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.confidences import by_probability
 from benchmarks.papers.cosine_claims import claims
+from benchmarks.papers.cosine_failures import FAILURES, failures
 from benchmarks.papers.cosine_online import MODES, online
 from benchmarks.papers.cosine_parts import PARTS, parts
 from benchmarks.papers.cosine_stages import STAGES, stages
@@ -22,7 +23,7 @@ LEAST, MOST = 1.73, 3.20  # of trained drafters; the paper decodes greedily
 RANGE = f"{LEAST:.2f} to {MOST:.2f}"
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
-SOURCES = (*MODES.values(), PARTS, STAGES, cosine_offline.OFFLINE, *QWEN.values())
+SOURCES = (*MODES.values(), PARTS, FAILURES, STAGES, cosine_offline.OFFLINE, *QWEN.values())
 
 
 def page(results: Results) -> Page:
@@ -39,6 +40,7 @@ def page(results: Results) -> Page:
         online(results),
         *cosine_arrivals.sections(results),
         parts(results),
+        failures(results),
         ablation(results),
         remaining(results, "cosine", *claims(results)),
     )

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.papers.sources import Found
+from cospec.config import LinkConfig
 from cospec.policies.goodput.draft_shapes import tree_tokens
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import (
@@ -66,7 +67,7 @@ def scenario(links: Links, requests: int) -> Scenario:
     return Scenario(
         requests=requests,
         max_num_seqs=1,
-        target=TargetConfig(cost=LOCAL, stages=links.nodes, link=links.ratio * t0),
+        target=TargetConfig(cost=LOCAL, stages=links.nodes, link=LinkConfig(delay=links.ratio * t0)),
         drafting=DrafterConfig(cost=STEP),
         domains=(DomainConfig(acceptance=ALPHA, prompt=LengthConfig(mean=8), output=LengthConfig(mean=256)),),
         arrivals=ArrivalConfig(kind="closed", concurrency=(1,)),

@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, Protocol
 
+from cospec.config import LinkConfig
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.distributed.links import LinkClock
 from cospec.errors import DrafterLost
 
 SAME = 1e-12  # seconds of rounding error between equal moments
+MESSAGE_BYTES = 256  # of a message between target and drafter, for a link with a bandwidth
 
 
 class VirtualClock:
@@ -98,32 +101,41 @@ class SimulatedFuture:
 
 
 class SimulatedPipeline:
-    """Stages in a row. Each stage works on one microbatch at a time, in their order.
+    """Stages in a row. Each stage works on one microbatch at a time, in their order, and does not wait for its link.
 
-    Attributes:
-        busy: seconds in which any stage worked.
+    Args:
+        links: between neighbouring stages, one fewer than stages.
     """
 
-    def __init__(self, clock: VirtualClock, stages: int) -> None:
-        self.busy = 0.0
-        self._clock, self._free_at = clock, [0.0] * stages
+    def __init__(self, clock: VirtualClock, links: Sequence[LinkClock]) -> None:
+        self._clock, self._links = clock, links
+        self._free_at = [0.0] * (len(links) + 1)
 
-    def enter(self, microbatches: int, seconds: float) -> float:
-        """Start microbatches that take ``seconds`` in every stage; return when the last microbatch leaves."""
-        before = max(self._clock.now, self._free_at[-1])
+    @property
+    def free_at(self) -> float:
+        """When the last stage has no more work."""
+        return self._free_at[-1]
+
+    def enter(self, microbatches: int, seconds: float, num_bytes: int) -> float:
+        """Start microbatches that take ``seconds`` in every stage; return when the last microbatch leaves.
+
+        Args:
+            num_bytes: of the message of a microbatch between two stages.
+        """
         for _ in range(microbatches):
             moment = self._clock.now
             for stage, free in enumerate(self._free_at):
-                moment = self._free_at[stage] = max(moment, free) + seconds
-        self.busy += self._free_at[-1] - before
-        return self._free_at[-1]
+                arrival = self._links[stage - 1].arrival(moment, num_bytes) if stage else moment
+                moment = self._free_at[stage] = max(arrival, free) + seconds
+        return self.free_at
 
 
 class SimulatedExecutor:
     """An executor of one drafter on ``nodes`` machines: each batch goes to the machine that is free first.
 
     Args:
-        link: seconds of a message between the target and a machine; messages about commits take no time.
+        link: between the target and the machine, in each direction, for ``nodes`` 1; None takes no time. Messages about
+            commits take no time.
         outages: ``(begin, end)`` in ascending order, in seconds: the machines fail, and forget everything.
 
     Attributes:
@@ -138,12 +150,13 @@ class SimulatedExecutor:
         worker: SimulatedWorker,
         clock: VirtualClock,
         nodes: int = 1,
-        link: float = 0.0,
+        link: LinkConfig | None = None,
         outages: Sequence[tuple[float, float]] = (),
     ) -> None:
         self.busy = 0.0
         self._ids, self._met = set[str](), 0  # sequences that the machines know, and outages that have begun
-        self._worker, self._clock, self._link, self._outages = worker, clock, link, outages
+        self._worker, self._clock, self._outages = worker, clock, outages
+        self._links = None if link is None else (LinkClock(link, 2 * link.seed), LinkClock(link, 2 * link.seed + 1))
         self._free_at = [0.0] * nodes
 
     @property
@@ -164,7 +177,8 @@ class SimulatedExecutor:
         if not self.present:
             return SimulatedFuture(clock, clock.now, error=DrafterLost("The drafter's machine is not there."))
         self._forget(args[0])
-        start = max(clock.now + self._link, heapq.heappop(self._free_at))
+        arrival = self._arrival(0, clock.now)
+        start = max(arrival, heapq.heappop(self._free_at))
         with clock.elsewhere(start):
             answer = getattr(self._worker, method)(*args)
             done = clock.now
@@ -175,7 +189,11 @@ class SimulatedExecutor:
             return SimulatedFuture(clock, lost[0], error=DrafterLost("The drafter's machine failed."))
         heapq.heappush(self._free_at, done)
         self.busy += done - start
-        return SimulatedFuture(clock, done + self._link, answer)
+        return SimulatedFuture(clock, self._arrival(1, done), answer)
+
+    def _arrival(self, direction: int, moment: float) -> float:
+        """Return when a message arrives that is sent at ``moment``: 0 to the machine, 1 from it."""
+        return moment if self._links is None else self._links[direction].arrival(moment, MESSAGE_BYTES)
 
     def close(self) -> None:
         """Nothing to close."""

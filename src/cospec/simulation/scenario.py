@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from cospec.config import LONGEST_DRAFT, CollaborationConfig, SpeculativeConfig, read_file
+from cospec.config import LONGEST_DRAFT, CollaborationConfig, LinkConfig, SpeculativeConfig, read_file
 from cospec.errors import InvalidInput, reason, words
 from cospec.plugin_options import OFF, Options, parse
 from cospec.policies.latency.forward import ForwardLatency
@@ -19,6 +19,14 @@ SIMULATOR_ONLY = ("oracle", "random")  # policies of a simulation
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
 Amount = Annotated[float, Field(ge=0, strict=False)]
 Positive = Annotated[float, Field(gt=0, strict=False)]
+
+
+def _link(given: object) -> object:
+    """Return the options of a link; a number is its delay in seconds."""
+    return {"delay": given} if isinstance(given, int | float) else given
+
+
+SimulatedLink = Annotated[LinkConfig, BeforeValidator(_link)]
 
 
 class LatencyConfig(Options):
@@ -77,13 +85,13 @@ class MemberConfig(Options):
     Attributes:
         name: as the recording names the drafter; ``ngram`` is prompt lookup over the recorded tokens.
         cost: instead of the cost of ``DrafterConfig``.
-        link: seconds of a message between the member's node and the target.
+        link: between the member's node and the target, in each direction.
         outages: of the member's node, in order.
     """
 
     name: str
     cost: LatencyConfig | None = None
-    link: Amount = 0.0
+    link: SimulatedLink | None = None
     outages: tuple[OutageConfig, ...] = Field(default=(), strict=False)
 
 
@@ -120,7 +128,8 @@ class DrafterConfig(Options):
             raise ValueError("a combiner for several members")
         if self.parallel is not None and self.combiner is None:
             raise ValueError("a combiner for parallel members")
-        if self.parallel != "node" and any(each.link or each.outages for each in self.members):
+        remote = any(each.link not in (None, LinkConfig()) or each.outages for each in self.members)
+        if remote and self.parallel != "node":
             raise ValueError("parallel: node, where members have links or outages")
         return self
 
@@ -152,7 +161,8 @@ class TargetConfig(Options):
         ensemble: the blend of the members, as the engine's option.
         stages: of a pipeline; each step is divided into microbatches that keep all stages busy.
         steps_in_flight: steps in the pipeline at a time; with as many as stages, each step is one microbatch.
-        link: seconds between two stages.
+        link: between two stages.
+        bytes_per_token: of the message between two stages, for a link with a bandwidth.
         overhead: seconds of every step outside of drafting and verification.
         replicas: number of engines; a request goes to the engine with the fewest requests.
         cost_per_hour: the price of one engine's target, in any currency.
@@ -163,14 +173,15 @@ class TargetConfig(Options):
     ensemble: dict[str, Any] = Field(default={"method": "weighted"})
     stages: int = Field(default=1, ge=1)
     steps_in_flight: int = Field(default=1, ge=1)
-    link: Amount = 0.0
+    link: SimulatedLink = LinkConfig()
+    bytes_per_token: Amount = 0.0
     overhead: Amount = 0.0
     replicas: int = Field(default=1, ge=1)
     cost_per_hour: Amount = 0.0
 
     @model_validator(mode="after")
     def _fits(self) -> TargetConfig:
-        if self.members and (self.stages > 1 or self.steps_in_flight > 1 or self.overhead or self.link):
+        if self.members and (self.stages > 1 or self.steps_in_flight > 1 or self.overhead or self.link != LinkConfig()):
             raise ValueError("members without stages, steps_in_flight, overhead and link")
         return self
 

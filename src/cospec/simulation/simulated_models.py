@@ -14,6 +14,7 @@ from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import CancellableFuture, FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
+from cospec.distributed.links import LinkClock
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import SimulatedFuture, SimulatedPipeline, VirtualClock
 from cospec.simulation.scenario import TargetConfig
@@ -87,13 +88,16 @@ class SimulatedVerifier:
         self._requests = requests
         self._rule = Match()
         self._busy = 0.0
-        self._pipeline = SimulatedPipeline(clock, target.stages)
+        seeds = range(target.link.seed, target.link.seed + target.stages - 1)
+        # A single step counts on a clock of its own, whose seconds the speed of the machine then changes.
+        self._work = clock if target.steps_in_flight > 1 else VirtualClock()
+        self._pipeline = SimulatedPipeline(self._work, [LinkClock(target.link, seed) for seed in seeds])
         self.max_in_flight = target.steps_in_flight
 
     @property
     def busy(self) -> float:
         """Seconds in which the target worked."""
-        return self._busy + self._pipeline.busy
+        return self._busy
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """Return the acceptance method of greedy requests."""
@@ -123,25 +127,20 @@ class SimulatedVerifier:
             path = _right_path(draft, output[place : place + len(draft)])
             result = VerifyResult(path, output[place + len(path)], _is_full_path(draft, path))
             outputs.append(StepOutput(entry, draft, result))
-        microbatches, seconds = self._microbatches(context, tokens, len(entries))
+        # The microbatches of all steps in flight occupy every stage.
+        microbatches = min(-(-self._target.stages // self.max_in_flight), max(1, len(entries)))
+        seconds = self._cost.seconds(context / microbatches, tokens / microbatches, len(entries) / microbatches)
+        num_bytes = round(self._target.bytes_per_token * tokens / microbatches)
+        before = max(self._work.now, self._pipeline.free_at)
+        moment = self._pipeline.enter(microbatches, seconds / self._target.stages, num_bytes)
         if self.max_in_flight > 1:
-            moment = self._pipeline.enter(microbatches, seconds) - self._target.link
+            self._busy += moment - before
             self._clock.advance(self._target.overhead)
             return SimulatedFuture(self._clock, moment, outputs)
-        alone = (microbatches + self._target.stages - 1) * seconds - self._target.link
-        self._busy += self._clock.advance(alone)
+        self._busy += self._clock.advance(moment - self._work.now)
+        self._work.reach(moment)
         self._clock.advance(self._target.overhead)
         return FinishedFuture(outputs)
-
-    def _microbatches(self, context: float, tokens: float, sequences: int) -> tuple[int, float]:
-        """Return the microbatches of a step, at most one per sequence, and the seconds of each in one stage.
-
-        The microbatches of all steps in flight occupy every stage. A stage sends its result over the link itself.
-        """
-        stages = self._target.stages
-        parts = min(-(-stages // self.max_in_flight), max(1, sequences))
-        stage = self._cost.seconds(context / parts, tokens / parts, sequences / parts) / stages
-        return parts, stage + self._target.link
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Nothing to do: there is no cache."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cospec.cli.main import app
+from cospec.distributed.links import RETRANSMISSION
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
@@ -156,22 +157,47 @@ def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
 
 
 def test_steps_in_flight_take_the_time_of_the_formula() -> None:
-    """Microbatches of two requests, each ``stage`` seconds in every stage; the last result needs no link."""
-    length, link = 50, 0.001
-    stage = 0.02 / 4 + link
+    """Microbatches of two requests, each ``stage`` seconds in every stage; the last result needs no link.
+
+    A stage does not wait for its link, so a microbatch follows the one before after ``stage`` seconds.
+    """
+    length, links, stage = 50, 3 * 0.001, 0.02 / 4
     wanted = {
-        1: length * (7 * stage - link),  # four microbatches fill four stages, and drain them
-        2: length * (5 * stage - link) + 2 * stage,
-        4: length * 4 * stage + 3 * stage - link,  # no stage waits after the start
+        1: length * (7 * stage + links),  # four microbatches fill four stages, and drain them
+        2: length * (5 * stage + links) + 2 * stage,
+        4: length * (4 * stage + links) + 3 * stage,
     }
     outputs = {"prompt": {"mean": 1}, "output": {"mean": length}}
     for count, seconds in wanted.items():
-        target = {"cost": {"fixed": 0.02}, "stages": 4, "link": link, "steps_in_flight": count}
+        target = {"cost": {"fixed": 0.02}, "stages": 4, "link": 0.001, "steps_in_flight": count}
         found = only(
             target=target, requests=8, domains=[outputs], arrivals={"kind": "closed", "concurrency": [8]},
             variants=[{"name": "off", "policy": "off"}],
         )  # fmt: skip
         assert found["seconds"] == pytest.approx(seconds, abs=2e-6), count
+
+
+def test_links_have_jitter_loss_and_bandwidth() -> None:
+    """A step of one token crosses three links; each has the delays of the engine's links."""
+    length = 50
+    outputs = {"prompt": {"mean": 1}, "output": {"mean": length}}
+
+    def seconds(link: object) -> float:
+        target = {"cost": {"fixed": 0.02}, "stages": 4, "link": link, "bytes_per_token": 1000}
+        variants = [{"name": "off", "policy": "off"}]
+        arrivals = {"kind": "closed", "concurrency": [1]}
+        found: float = only(target=target, requests=1, domains=[outputs], arrivals=arrivals, variants=variants)[
+            "seconds"
+        ]
+        return found
+
+    plain = length * (0.02 + 3 * 0.001)
+    assert seconds(0.001) == seconds({"delay": 0.001}) == pytest.approx(plain, abs=2e-6)
+    assert seconds({"delay": 0.001, "bandwidth": 1e6}) == pytest.approx(plain + length * 3 * 0.001, abs=2e-6)
+    jitter = seconds({"delay": 0.001, "jitter": 0.002}) - plain
+    assert jitter == pytest.approx(length * 3 * 0.001, rel=0.25)
+    lost = (seconds({"delay": 0.001, "loss": 0.1}) - plain) / (RETRANSMISSION + 2 * 0.001)
+    assert lost == pytest.approx(round(lost)) and lost == pytest.approx(length * 3 * 0.1 / 0.9, rel=0.5)
 
 
 @pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "auto"])
