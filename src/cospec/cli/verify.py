@@ -41,10 +41,15 @@ def verify(
     ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     plugins: options.Plugins = None,
+    logits_processors: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="""Also check logits processors, such as '{"my-processor": {"size": 3}}'."""),
+    ] = None,
 ) -> None:
     """Check on this machine that decoding is exact.
 
-    The checks are enumeration, greedy identity, chi-square and drafter invariance. Exit status 1 on a failure.
+    The checks are enumeration, greedy identity, chi-square, drafter invariance and logits processors. Exit status 1 on
+    a failure.
     """
     from rich.console import Console
 
@@ -59,7 +64,8 @@ def verify(
     given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set, native=native)
     given |= present(ensemble=blended, collaboration=proposals, plugins=plugins or None)
     names = models or ["zoo"]
-    context = suite.context_of_llm(names, speculative, quick, **given)
+    processors = None if logits_processors is None else read_json(logits_processors, "logits_processors")
+    context = suite.context_of_llm(names, speculative, quick, processors, **given)
     console = Console()
     checks = []
     with console.status("loading") as status:
@@ -74,6 +80,7 @@ def verify(
             "ensemble": blended,
             "speculative_config": speculative,
             "quick": quick,
+            "logits_processors": processors,
         }
         _write(json_file, about, checks, seconds)
     if not all(check.passed for check in checks):

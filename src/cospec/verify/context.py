@@ -5,7 +5,7 @@ and the result of a check.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cospec.assembly.build import assemble
@@ -57,6 +57,7 @@ class CheckContext:
         ensemble: how several models form one distribution; None for one model.
         acceptance_methods: of this engine: for greedy and seeded requests, then for the others.
         tolerance: two closer scores are a near-tie; in logits, or logits over temperature with Gumbel noise.
+        processors: logits processors to check, by name, with their options.
     """
 
     llm: LLM
@@ -67,6 +68,7 @@ class CheckContext:
     acceptance_methods: tuple[str, ...]
     tolerance: float
     effort: Effort
+    processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:

@@ -24,11 +24,11 @@ def greedy_checks(context: CheckContext) -> Iterator[Check]:
     """Check speculation against plain decoding and against transformers."""
     params = SamplingParams(temperature=0.0, max_tokens=context.effort.tokens, ignore_eos=True)
     before = draft_tokens(context.llm.engine)
-    drafted = _outputs(context, params, SpeculationParams(length=LENGTH))
+    drafted = prompt_outputs(context, params, SpeculationParams(length=LENGTH))
     after = draft_tokens(context.llm.engine)
     acceptance_note = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
-    plain = _outputs(context, params, SpeculationParams(enabled=False))
-    configured = _outputs(context, params, SpeculationParams())
+    plain = prompt_outputs(context, params, SpeculationParams(enabled=False))
+    configured = prompt_outputs(context, params, SpeculationParams())
     yield compare(context, "greedy identity", "as configured = plain decoding", params, DecodingPair(configured, plain))
     theirs = {id: context.reference.generate(context.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
@@ -36,7 +36,10 @@ def greedy_checks(context: CheckContext) -> Iterator[Check]:
         yield replace(check, notes=(acceptance_note, *check.notes))
 
 
-def _outputs(context: CheckContext, params: SamplingParams, speculation: SpeculationParams) -> dict[str, TokenIds]:
+def prompt_outputs(
+    context: CheckContext, params: SamplingParams, speculation: SpeculationParams
+) -> dict[str, TokenIds]:
+    """Return the outputs of all prompts, which run together, by the number of the prompt."""
     requests = [
         request
         for number, prompt in enumerate(context.prompts)

@@ -15,6 +15,7 @@ from torch import Tensor
 from cospec.bench.transformers_systems import load_plain
 from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind, exponentials
+from cospec.core.sampling import History, edit
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype
 from cospec.sampling_params import SamplingParams
@@ -62,9 +63,18 @@ class Reference:
         """Return the score distance of each token of ``output`` to the best token; 0 for the best.
 
         The score of a greedy token is its logit. The score of a seeded token is logit / temperature plus the Gumbel
-        noise of its position; ``match`` draws the largest score. Parameters other than the temperature are not applied.
+        noise of its position; ``match`` draws the largest score. Of the other parameters only ``logits_processors``
+        are applied, by new processors at each token.
         """
-        scores = self._logits(prompt, output).double()
+        logits = self._logits(prompt, output)
+        if params.logits_processors:
+            texts = [[*prompt, *output[:place]] for place in range(len(output))]
+            rows = [
+                edit(row[None], params, History(text, len(prompt), [()]))
+                for row, text in zip(logits, texts, strict=True)
+            ]
+            logits = torch.cat(rows)
+        scores = logits.double()
         if not params.greedy:
             scores = scores / params.temperature + self._gumbel_noise(len(prompt), scores.shape, seed)
         own = scores.gather(-1, torch.tensor(list(output))[:, None])[:, 0]

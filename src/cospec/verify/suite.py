@@ -10,8 +10,10 @@ from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
+from cospec.logits_processors.states import RequestProcessors
 from cospec.registry import ACCEPTANCE_METHODS
-from cospec.verify import chisquare, enumeration, pool_enumeration
+from cospec.sampling_params import SamplingParams
+from cospec.verify import chisquare, enumeration, pool_enumeration, processors
 from cospec.verify.context import FULL, QUICK, Check, CheckContext, RequestFailed
 from cospec.verify.enumerated_draws import Unsound
 from cospec.verify.identity import greedy_checks, invariance_checks
@@ -40,7 +42,7 @@ def enumeration_checks(context: CheckContext) -> Iterator[Check]:
     yield from pool_enumeration.run_checks(context)
 
 
-CHECK_GROUPS = (enumeration_checks, greedy_checks, chisquare.run_checks, invariance_checks)
+CHECK_GROUPS = (enumeration_checks, greedy_checks, chisquare.run_checks, invariance_checks, processors.run_checks)
 
 
 def run_checks(context: CheckContext) -> Iterator[Check]:
@@ -58,13 +60,21 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
 
 
 def context_of_llm(
-    models: Sequence[str], speculative: Mapping[str, Any] | None, quick: bool, **options: Any
+    models: Sequence[str],
+    speculative: Mapping[str, Any] | None,
+    quick: bool,
+    logits_processors: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> CheckContext:
     """Load the user's models as an engine, and the weights into transformers.
 
+    Args:
+        logits_processors: to check, by name, with their options.
+
     Raises:
         CospecError: a model or option cannot be served.
-        InvalidInput: transformers has no model with the weights or the KV cache of the engine.
+        InvalidInput: transformers has no model with the weights or the KV cache of the engine, or a logits processor
+            is unknown or refuses its options.
     """
     several = list(models) if len(models) > 1 else None
     llm = LLM(models[0], dict(speculative) if speculative is not None else None, several, **options)
@@ -88,4 +98,6 @@ def context_of_llm(
     blend = Single() if ensemble is None else build_blend(ensemble, len(loaded))
     reference = Reference(llm, blend)
     tolerance = tolerance_of(reference.dtype)
-    return CheckContext(llm, loaded, ensemble, reference, prompts, acceptance_methods, tolerance, effort)
+    edits = dict(logits_processors or {})
+    RequestProcessors.of(SamplingParams(logits_processors=edits), prompts[0])  # refuses wrong options
+    return CheckContext(llm, loaded, ensemble, reference, prompts, acceptance_methods, tolerance, effort, edits)

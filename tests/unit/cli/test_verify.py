@@ -26,8 +26,8 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
     noted: dict[str, Any] = {"checks": [GOOD, TIE]}
 
-    def context_of(models: list[str], speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
-        noted.update(models=models, speculative=speculative, quick=quick, options=options)
+    def context_of(models: list[str], speculative: Any, quick: bool, edits: Any, **options: Any) -> dict[str, Any]:
+        noted.update(models=models, speculative=speculative, quick=quick, edits=edits, options=options)
         return noted
 
     monkeypatch.setattr(suite, "context_of_llm", context_of)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS, POLICIES
+from cospec.registry import ACCEPTANCE_METHODS, BLENDS, DRAFTERS, LOGITS_PROCESSORS, POLICIES
 from cospec.sampling_params import SamplingParams
 from cospec.verify.chisquare import TOP_K
 from cospec.verify.context import QUICK
@@ -34,7 +34,9 @@ import torch
 import cospec
 from cospec.acceptance.rejection import Rejection
 from cospec.core.rng import StreamKind
+from cospec.core.plugin_base import LogitsProcessor
 from cospec.core.types import VerifyResult
+from cospec.logits_processors.bitmask import ban
 from cospec.plugin_options import Options
 from cospec.policies.fixed import Fixed
 from cospec.verify.controls import EvenDrafter, NoResidual
@@ -112,6 +114,56 @@ def raising(logits):
     raise IndexError("there is no such row")
 
 
+class NoOptions(Options):
+    pass
+
+
+class Rising(LogitsProcessor):
+    # allows tokens that differ from all tokens of the output
+    name = "rising"
+    masks = True
+    Options = NoOptions
+
+    @classmethod
+    def build(cls, options, sampling):
+        return cls()
+
+    def start(self, prompt):
+        return frozenset()
+
+    def advance(self, state, token):
+        return state | {token}
+
+    def mask(self, state, vocab_size):
+        return ban(sorted(state), vocab_size)
+
+
+class Overwrites(Rising):
+    # changes the given state, which belongs to other paths too
+    name = "overwrites"
+
+    def start(self, prompt):
+        return set()
+
+    def advance(self, state, token):
+        state.add(token)
+        return state
+
+
+class Remembers(Rising):
+    # bans what any path had, rejected tokens too
+    name = "remembers"
+
+    def __init__(self):
+        self.seen = set()
+
+    def advance(self, state, token):
+        self.seen.add(token)
+        return frozenset(self.seen)
+
+
+for processor in (Rising, Overwrites, Remembers):
+    cospec.register_logits_processor(processor.name, processor)
 for method in (Right, Wrong, KeepsAll, Raises):
     cospec.register_acceptance_method(method.name, method)
 for name, drafter in (("guess", Guess), ("liar", Liar)):
@@ -126,6 +178,7 @@ NAMES = (
     (DRAFTERS, ("guess", "liar")),
     (POLICIES, ("trims", "peeks")),
     (BLENDS, ("mean", "mixed", "raising")),
+    (LOGITS_PROCESSORS, ("rising", "overwrites", "remembers")),
 )
 FAILED = "requests, no request fails"
 ENGINES_DRAFTER, EVEN_DRAFTER = "the engine's drafter", "an even drafter"
@@ -256,3 +309,23 @@ def test_a_blend_that_raises_is_one_sentence(cospec_command: Command, spelled: t
     result = cospec_command("verify", *spelled, *with_blend("raising"), "--quick", "--plugin", MODULE)
     assert result.exit_code == 1
     assert "cospec: ensemble raising is a function that raised IndexError: there is no such row" in result.stderr
+
+
+def test_a_right_logits_processor_of_a_plugin_passes(verify: Verify, spelled: tuple[Path, Path]) -> None:
+    checks = verify(spelled[0], *with_model(spelled[1]), "--logits-processors", '{"rising": {}}')
+    assert failed(checks) == set()
+    assert len([name for name in checks if name.startswith("logits processors")]) == 6
+
+
+@pytest.mark.parametrize("name", ["overwrites", "remembers"])
+def test_a_logits_processor_of_a_plugin_that_keeps_rejected_tokens_fails(
+    verify: Verify, spelled: tuple[Path, Path], name: str
+) -> None:
+    checks = verify(spelled[0], *with_model(spelled[1]), "--logits-processors", json.dumps({name: {}}))
+    assert any("drafts of 4 = transformers" in check for check in failed(checks))
+    assert all(check.startswith("logits processors") for check in failed(checks))
+
+
+def test_an_unknown_logits_processor_is_one_sentence(cospec_command: Command, spelled: tuple[Path, Path]) -> None:
+    result = cospec_command("verify", spelled[0], "--quick", "--logits-processors", '{"absent": {}}')
+    assert result.exit_code == 1 and "logits_processors" in result.stderr and "absent" in result.stderr

@@ -23,7 +23,7 @@ from cospec.plugin_options import Options
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.verify import chisquare, enumeration
+from cospec.verify import chisquare, enumeration, processors
 from cospec.verify.chisquare import NO_DRAFTS
 from cospec.verify.context import QUICK, Check, CheckContext, draft_tokens, run
 from cospec.verify.controls import EvenDrafter, KeepsAll, NoResidual
@@ -36,6 +36,7 @@ from harness.toys import verifier_of
 
 pytestmark = pytest.mark.usefixtures("small_second_sample")
 GROUP_NAMES = ("enumeration", "greedy", "chisquare", "invariance")
+GROUPS = [group for group in CHECK_GROUPS if group is not processors.run_checks]  # see test_verify_plugins.py
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ((3, 14, 15, 9), (2, 6, 5), (3, 5, 8, 9, 7))
 
@@ -58,7 +59,7 @@ def context(spelled: tuple[Path, Path]) -> CheckContext:
     return replace(made, prompts=PROMPTS, effort=effort)
 
 
-@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+@pytest.mark.parametrize("check_group", GROUPS, ids=GROUP_NAMES)
 def test_a_right_engine_climbs_every_rung(
     context: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
 ) -> None:
@@ -119,7 +120,7 @@ def noted_commits(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> lis
     return found
 
 
-@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+@pytest.mark.parametrize("check_group", GROUPS, ids=GROUP_NAMES)
 def test_draft_trees_climb_every_rung(
     branching: CheckContext,
     check_group: Callable[[CheckContext], Iterator[Check]],
@@ -224,7 +225,7 @@ def plugin(request: pytest.FixtureRequest, context: CheckContext, spelled: tuple
 
 
 @pytest.mark.parametrize("plugin", [Guess], indirect=True)
-@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+@pytest.mark.parametrize("check_group", GROUPS, ids=GROUP_NAMES)
 def test_a_drafter_of_the_user_climbs_every_rung(
     plugin: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
 ) -> None:
@@ -355,7 +356,7 @@ def blended(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
     return replace(made, prompts=PROMPTS, effort=replace(QUICK, tokens=12, samples=300, length=2))
 
 
-@pytest.mark.parametrize("check_group", CHECK_GROUPS, ids=GROUP_NAMES)
+@pytest.mark.parametrize("check_group", GROUPS, ids=GROUP_NAMES)
 def test_several_models_under_a_blend_of_the_user(
     blended: CheckContext, check_group: Callable[[CheckContext], Iterator[Check]]
 ) -> None:
