@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import httpx
 import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
+
+from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
 pytestmark = [
@@ -39,14 +40,9 @@ def redis(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-def restart(head: int) -> subprocess.Popen[bytes]:
-    """Kill a process, and start the same command with the same environment."""
-    folder = Path(f"/proc/{head}")
-    command = folder.joinpath("cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    pairs = [each.partition(b"=") for each in folder.joinpath("environ").read_bytes().split(b"\0") if each]
-    os.kill(head, signal.SIGKILL)
-    time.sleep(1.0)
-    return subprocess.Popen(command, env={name: value for name, _, value in pairs}, stdout=subprocess.DEVNULL)
+def heads(cluster: ClusterProcess) -> set[int]:
+    """Process ids of Ray's head."""
+    return {pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]}
 
 
 def ask(cluster: ClusterProcess, wanted: Ask) -> str:
@@ -68,14 +64,15 @@ def test_requests_go_on_while_the_head_restarts(redis: str, tmp_path: Path) -> N
     wanted = [text for _, text in expect(asks).values()]
     with ClusterProcess(config, tmp_path, {"RAY_REDIS_ADDRESS": redis}) as cluster:
         assert ask(cluster, asks[0]) == wanted[0]
-        (head,) = [pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]]
+        (head,) = heads(cluster)
         body = {"prompt": PROMPTS[1], "stream": True, "temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
         with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=90) as answer:
             lines = answer.iter_lines()
             next(lines)
-            again = restart(head)
+            os.kill(head, signal.SIGKILL)
             assert [line for line in lines if line][-1] == "data: [DONE]", "the running request"
         assert [ask(cluster, each) for each in asks] == wanted, "requests after the restart"
-        assert cluster.process.poll() is None and again.poll() is None
-    again.kill()
-    again.wait()
+        assert cluster.process.poll() is None
+        until(lambda: len(heads(cluster) - {head}) == 1)
+        assert "Ray's head ended, and was started again" in cluster.log
+    assert not cluster.left()

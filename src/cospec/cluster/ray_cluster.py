@@ -1,7 +1,8 @@
 """Start Ray on this machine, or join a Ray cluster that runs; watch its head.
 
 A Ray cluster of our own listens on this machine only, as far as Ray allows, and needs a token. The cluster has no
-dashboard, shows no metrics, sends no usage statistics, and ends with this process.
+dashboard, shows no metrics, sends no usage statistics, and ends with this process. Where Ray keeps its state in Redis,
+a head that ends is started again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import contextlib
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +24,17 @@ from cospec.errors import CospecError, InvalidInput, words
 
 LOOK_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for Ray to end in order
+HEAD = "gcs_server"  # the program of Ray's head
+REDIS = "RAY_REDIS_ADDRESS"  # environment variable of Ray
+RESTART_SECONDS = 0.5  # between the end of a head and its restart
+SHORT_SECONDS, MOST_SHORT = 10.0, 3  # heads in a row that end so soon, after which no head is started
+WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+os.execv(sys.argv[1], sys.argv[1:])
+"""  # becomes a program that is killed when its parent dies, and that Ctrl-C does not end
 ENVIRONMENT = {  # no usage statistics, all log lines, and no connection that nothing asked for
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -30,6 +45,9 @@ NO_METRICS = {  # no port with metrics, which Ray opens on all interfaces and wi
     "AUTOSCALER_METRIC_PORT": "65536",  # no port has this number, so Ray starts no server
     "DASHBOARD_METRIC_PORT": "65536",
 }
+
+
+_log = logging.getLogger(__name__)
 
 
 class RayHeadLost(CospecError):
@@ -75,9 +93,14 @@ def start(name: str, machine: Machine) -> Iterator[str]:
 
     this = psutil.Process()
     below = this.children(recursive=True)  # now, because a process whose parent dies is no longer found
+    restarts: HeadRestarts | None = None
     try:
+        if os.environ.get(REDIS):
+            restarts = HeadRestarts(next(each for each in below if each.is_running() and each.name() == HEAD))
         yield context.address_info["gcs_address"]
     finally:
+        if restarts is not None:
+            restarts.close()
         below += this.children(recursive=True)
         _leave(ray)
         _end(below)
@@ -120,6 +143,46 @@ def _end(processes: Sequence[Any]) -> None:
     for process in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+class HeadRestarts:
+    """Starts Ray's head again when its process ends; the new process reads the state of the old one from Redis.
+
+    Args:
+        head: the ``psutil.Process`` of the head.
+    """
+
+    def __init__(self, head: Any) -> None:
+        self._command, self._environment = [head.exe(), *head.cmdline()[1:]], head.environ()
+        self._starting, self._closing = threading.Lock(), threading.Event()
+        self._started: subprocess.Popen[bytes] | None = None
+        threading.Thread(target=self._run, args=(head,), name="cospec-head", daemon=True).start()
+
+    def close(self) -> None:
+        """Start no further head, and end the one that was started."""
+        self._closing.set()
+        with self._starting:
+            if self._started is not None:
+                self._started.kill()
+
+    def _run(self, head: Any) -> None:
+        """Wait and start again, until closed. The death of this thread ends the head, so the thread stays."""
+        short, since = 0, time.monotonic()
+        while short < MOST_SHORT:
+            head.wait()
+            short = short + 1 if time.monotonic() - since < SHORT_SECONDS else 0
+            if self._closing.wait(RESTART_SECONDS):
+                return
+            with self._starting:
+                if self._closing.is_set():
+                    return
+                head = self._started = subprocess.Popen(
+                    [sys.executable, "-c", WITH_PARENT, *self._command],
+                    env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            since = time.monotonic()
+            _log.warning("Ray's head ended, and was started again as process %d; its state is in Redis", head.pid)
+        _log.error("Ray's head ended %d times in a row after less than %g s", MOST_SHORT, SHORT_SECONDS)
 
 
 class RayHeadWatch:
