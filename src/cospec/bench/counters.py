@@ -18,6 +18,7 @@ SUMS = {
     "target_calls": "target_calls",
     "generation_tokens": "generation_tokens",
 }
+COST = "cost_per_hour"  # one sample for each machine
 GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
 
 
@@ -73,12 +74,18 @@ class SpeculationCounters:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """A server's load at one moment. ``at`` is in seconds on the run's clock."""
+    """A server's load at one moment.
+
+    Attributes:
+        at: seconds on the run's clock.
+        cost_per_hour: the declared price of the machines that run now; 0 if none is declared.
+    """
 
     at: float
     running: int
     waiting: int
     counters: SpeculationCounters
+    cost_per_hour: float = 0.0
 
 
 def from_engine(metrics: Mapping[str, Any]) -> SpeculationCounters:
@@ -98,11 +105,12 @@ def from_prometheus(text: str, at: float = 0.0) -> LoadSample | None:
     """Build from the ``/metrics`` page of cospec or vLLM; None without known names."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
-    found = False
+    found, cost = False, 0.0
     for name, labels, value in _samples(text):
         if name == PER_POSITION:
             position = int(labels.get("position", 0))
             positions[position] = positions.get(position, 0) + value
+        cost += value if name == COST else 0.0
         field = SUMS.get(name) or GAUGES.get(name)
         if field is not None:
             found = True
@@ -118,7 +126,7 @@ def from_prometheus(text: str, at: float = 0.0) -> LoadSample | None:
         whole.get("target_calls"),
         whole.get("generation_tokens", 0),
     )
-    return LoadSample(at, whole.get("running", 0), whole.get("waiting", 0), counters)
+    return LoadSample(at, whole.get("running", 0), whole.get("waiting", 0), counters, cost)
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:

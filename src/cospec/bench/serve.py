@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -121,9 +122,16 @@ def _interruptible() -> Iterator[None]:
 def report(
     recording: LoadRecord, stage: RateRun, counter: TokenCounter, selection: Selection, keep_requests: bool = False
 ) -> dict[str, Any]:
-    """Return the values of one recording of a stage, with its settings."""
+    """Return the values of one recording of a stage, with its settings.
+
+    Args:
+        selection: without a price, tokens have the price of the machines that the server declares, on average.
+    """
     timings = counter.count(recording.prompts, recording.timings)
     loads = recording.loads
+    declared = [load.cost_per_hour for load in loads if load.cost_per_hour]  # none while the engine starts again
+    if declared and not selection.cost_per_hour:
+        selection = replace(selection, cost_per_hour=fmean(declared))
     counters = loads[-1].counters - loads[0].counters if len(loads) > 1 else None
     found = figures(timings, recording.duration, selection, counters)
     saturation = asdict(detect(timings))

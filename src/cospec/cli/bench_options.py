@@ -116,7 +116,13 @@ class MetricFlags:
         "50,99"
     )
     cost_per_hour: Annotated[
-        float, typer.Option(min=0, help="Price of the machines, for a price of tokens.", rich_help_panel=METRICS)
+        float,
+        typer.Option(
+            min=0,
+            help="Price of the machines, for a price of tokens.",
+            rich_help_panel=METRICS,
+            show_default="for serve, what a cospec server declares",
+        ),
     ] = 0.0
 
     def selection(self, goodput: list[str] | None = None) -> Selection:

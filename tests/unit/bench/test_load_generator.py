@@ -23,6 +23,7 @@ cospec:spec_decode_num_drafts_total{drafter="d",model_name="m"} 10.0
 cospec:spec_decode_num_draft_tokens_total{drafter="d",model_name="m"} 40.0
 cospec:spec_decode_num_accepted_tokens_total{drafter="d",model_name="m"} 25.0
 """
+PRICES = {"target": 4.0, "node:a": 0.5}
 
 
 def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> LoadRecord:
@@ -65,6 +66,18 @@ def test_requests_ask_for_counters_and_the_metrics_page_is_read() -> None:
     assert len(found.loads) >= 2
     counters = found.loads[0].counters
     assert counters.length == 4.0 and counters.mean_acceptance_length == 3.5
+
+
+@pytest.mark.parametrize(("given", "price_per_hour"), [(0.0, 4.5), (9.0, 9.0)])
+def test_tokens_have_the_price_that_the_server_declares(given: float, price_per_hour: float) -> None:
+    """The option comes first."""
+    declared = "".join(f'cospec:cost_per_hour{{component="{name}"}} {cost}\n' for name, cost in PRICES.items())
+    stage = RateRun(AtOnce(), (Prompt("r", "p"),))
+    with StubServer({"p": STREAM}, metrics=PAGE + "# TYPE cospec:cost_per_hour gauge\n" + declared) as server:
+        _, (found,) = asyncio.run(record(Endpoint(server.url), Workload((stage,), Params(max_tokens=9), 0)))
+    run = report(found, stage, TokenCounter(None), Selection(cost_per_hour=given))
+    hours = found.duration / 3600
+    assert run["price_per_million_tokens"] == pytest.approx(price_per_hour * hours * 1e6 / 9)
 
 
 def test_concurrency_is_kept() -> None:
