@@ -2,7 +2,8 @@
 
     python -m benchmarks.chaos --minutes 60
 
-Nodes also join while requests run, by ``cospec node join`` through a relay, and are cut off from their verifier.
+Nodes also join while requests run, by ``cospec node join`` through a relay, and are cut off from their verifier. With
+``--stages 2`` each replica has its target in two processes, which are killed too.
 
 The expected tokens are those of one engine in this process. The report goes to ``benchmarks/results/chaos.json``.
 """
@@ -56,6 +57,7 @@ FAULTS = (
     "pause node",
     "pause replica",
 )
+STAGE_FAULT = "kill stage"
 PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection
 CONNECT_SECONDS = 10.0  # for a node that joins, before its partition
 MOST_JOINED = 2  # nodes that joined; a further node takes the place of the oldest
@@ -214,7 +216,7 @@ class Joined:
         if not ports:
             return False
         if len(self.nodes) == MOST_JOINED:
-            self._leave(*self.nodes.pop(0))
+            await self._leave(*self.nodes.pop(0))
         relay = Relay(choose.choice(ports))
         await relay.open()
         command = [sys.executable, "-m", "cospec", "node", "join", relay.address, "--threads", "1"]
@@ -232,15 +234,15 @@ class Joined:
         await connected[0].partition(PARTITION_SECONDS)
         return True
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the nodes."""
         while self.nodes:
-            self._leave(*self.nodes.pop())
+            await self._leave(*self.nodes.pop())
 
-    def _leave(self, process: subprocess.Popen[bytes], relay: Relay) -> None:
+    async def _leave(self, process: subprocess.Popen[bytes], relay: Relay) -> None:
         process.kill()
         process.wait()
-        relay.close()
+        await relay.close()
 
 
 def _listens(engine: int) -> int | None:
@@ -268,7 +270,7 @@ def half_open(engines: Sequence[int]) -> list[str]:
 
 async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random, joined: Joined) -> None:
     """Do something to a process every few seconds, until cancelled; one replica is always left."""
-    for kind in itertools.cycle(FAULTS):
+    for kind in itertools.cycle((*FAULTS, STAGE_FAULT) if cluster.stages() else FAULTS):
         await asyncio.sleep(every)
         how, what = kind.split()
         if how in ("join", "partition"):
@@ -277,20 +279,23 @@ async def trouble(cluster: ClusterProcess, every: float, report: Report, choose:
             continue
         if what != "node" and len(cluster.engines()) < 2:
             continue  # the last fault is not repaired yet, and requests would only wait
-        found = {"replica": cluster.replicas, "node": cluster.nodes, "engine": cluster.engines}[what]()
+        processes = {"replica": cluster.replicas, "node": cluster.nodes, "engine": cluster.engines}
+        found = (processes | {"stage": cluster.stages})[what]()
         if found:
-            os.kill(choose.choice(found), signal.SIGSTOP if how == "pause" else signal.SIGKILL)
-            report.faults[kind] = report.faults.get(kind, 0) + 1
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(choose.choice(found), signal.SIGSTOP if how == "pause" else signal.SIGKILL)
+                report.faults[kind] = report.faults.get(kind, 0) + 1
 
 
-def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
-    """One whole run: cluster, load, faults, shutdown."""
+def run(seconds: float, requests: int, every: float, stages: int, folder: Path) -> Report:
+    """One whole run: cluster, load, faults, shutdown; the target of each replica has a number of stages."""
+    engine = {**ENGINE, "speculative_config": ON_NODES, "pipeline_parallel_size": stages}
     config = {
         "name": f"chaos-{os.getpid()}",
         "server": {"port": 0},
         "machine": {"num_cpus": 8},
         "health": {"period": 1, "timeout": 2, "grace": 2},
-        "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+        "target": {"engine": engine, "scale": {"min": 2, "max": 2}},
         "drafters": DRAFTERS,
     }
     started = time.monotonic()
@@ -321,7 +326,11 @@ async def _both(
         await load(cluster, asks, seconds, notes[0])
     finally:
         faults.cancel()
-        notes[2].close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await faults
+        finally:
+            await notes[2].close()
     end = time.monotonic() + SETTLE_SECONDS
     while (found := half_open(cluster.engines())) and time.monotonic() < end:
         await asyncio.sleep(0.5)
@@ -338,11 +347,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--requests", type=int, help="default: 200 per minute")
     parser.add_argument("--every", type=float, default=6.0, help="seconds between faults")
+    parser.add_argument("--stages", type=int, default=1, help="processes of each target")
     parser.add_argument("--name", default="chaos", help="of the file in benchmarks/results")
     given = parser.parse_args()
     requests = given.requests or round(200 * given.minutes)
     with tempfile.TemporaryDirectory() as folder:
-        report = run(given.minutes * 60, requests, given.every, Path(folder))
+        report = run(given.minutes * 60, requests, given.every, given.stages, Path(folder))
     print(write(given.name, asdict(report)).read_text(encoding="utf-8"), end="")
     raise SystemExit(bool(report.lost or report.wrong or report.left or report.leaks or report.sockets))
 

@@ -93,7 +93,14 @@ class ClusterProcess:
 
     def engines(self) -> list[int]:
         """Process ids of the engines."""
-        return [pid for pid, command in self.below().items() if "cospec.runtime.engine_process_main" in command]
+        return self._modules("cospec.runtime.engine_process_main")
+
+    def stages(self) -> list[int]:
+        """Process ids of the stages of all replicas."""
+        return self._modules("cospec.distributed.stage_worker")
+
+    def _modules(self, module: str) -> list[int]:
+        return [pid for pid, command in self.below().items() if module in command]
 
     def _actors(self, kind: str) -> list[int]:
         name = kind.format(name=self.name)

@@ -23,6 +23,7 @@ class Relay:
         self._whole.set()
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Listen at a free port."""
@@ -36,14 +37,23 @@ class Relay:
         self._break()
         self._whole.set()
 
-    def close(self) -> None:
-        """Stop listening, and break all connections."""
+    async def close(self) -> None:
+        """Stop listening, break all connections, and wait for their end."""
         if self._server is not None:
             self._server.close()
+        self._whole.set()
         self._break()
+        if self._serving:
+            await asyncio.wait(self._serving)
 
     async def _link(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         """Serve one connection of the node."""
+        task = asyncio.ensure_future(self._serve(node, to_node))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        await task
+
+    async def _serve(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         self._links.add(to_node)
         try:
             await self._whole.wait()
@@ -54,13 +64,13 @@ class Relay:
             return
         self._links.add(to_verifier)
         self.connected += 1
-        both = [self._pass(node, to_verifier), self._pass(verifier, to_node)]
-        with contextlib.suppress(ConnectionError):
-            await asyncio.wait([asyncio.ensure_future(each) for each in both], return_when=asyncio.FIRST_COMPLETED)
+        both = [asyncio.ensure_future(self._pass(*way)) for way in ((node, to_verifier), (verifier, to_node))]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         self.connected -= 1
         for writer in (to_node, to_verifier):
             writer.transport.abort()
             self._links.discard(writer)
+        await asyncio.wait(both)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
