@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from cospec.core.plugin_base import Drafter
 from cospec.distributed.model import ShardedModel
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from harness.llamas import VOCAB, llama_engine, load
+from cospec.models.loading import LoadOptions
+from harness.llamas import PAGE, VOCAB, llama_engine, load
 from harness.sharded_targets import LAYERS, PARAMS, Folders, outputs, requests, sharded
+from harness.shards import TargetOfShards
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
 pytestmark = pytest.mark.cluster
@@ -22,26 +25,52 @@ pytestmark = pytest.mark.cluster
 SOME_TREE = [3, 9, 27, 4, 12, 36, 5], [-1, -1, 0, 1, 1, 4, 2]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    found = Folders(*(tmp_path_factory.mktemp(name) for name in ("target", "drafter")))
-    config = transformers.GPT2Config(
-        vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=128, initializer_range=0.25,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.25}
+CONFIGS = {
+    "gpt2": transformers.GPT2Config(n_embd=32, n_layer=LAYERS, n_head=4, n_positions=128, **COMMON),
+    "starcoder2": transformers.Starcoder2Config(  # its plan divides products with a bias
+        hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, **COMMON,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in the layout of its processes."""
+
+    folders: Folders
+    stages: int
+    ranks: int
+    target: ShardedModel
+
+    def wanted(self, params: str) -> dict[str, tuple[int, ...]]:
+        """What one process writes, which adds the products of shards in their order."""
+        if self.ranks == 1:
+            return outputs(load(self.folders.target), None, PARAMS[params])
+        shards = TargetOfShards(self.folders.target, self.ranks, LoadOptions(page_size=PAGE), self.target)
+        return outputs(shards, None, PARAMS[params])
+
+
+def write(config: transformers.PreTrainedConfig, folders: Folders) -> None:
     torch.manual_seed(1)
-    model = transformers.GPT2LMHeadModel(config).float().eval()
-    model.save_pretrained(found.target)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data += torch.randn(parameter.shape) * 0.1
+    model.save_pretrained(folders.target)
     for parameter in model.parameters():
         parameter.data += torch.randn(parameter.shape) * 0.02
-    model.save_pretrained(found.drafter)
-    return found
+    model.save_pretrained(folders.drafter)
 
 
-@pytest.fixture(scope="module")
-def target(folders: Folders) -> Iterator[ShardedModel]:
-    with sharded(folders, 2) as model:
-        yield model
+@pytest.fixture(scope="module", params=[("gpt2", 2, 1), ("starcoder2", 1, 2)], ids=["gpt2-pp2", "starcoder2-tp2"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    name, stages, ranks = request.param
+    folders = Folders(*(tmp_path_factory.mktemp(part) for part in ("target", "drafter")))
+    write(CONFIGS[name], folders)
+    with sharded(folders, stages, ranks) as model:
+        yield Case(folders, stages, ranks, model)
 
 
 def drafter_of(name: str, folder: Path) -> Drafter | None:
@@ -56,13 +85,12 @@ def drafter_of(name: str, folder: Path) -> Drafter | None:
 
 @pytest.mark.parametrize("drafter", ["none", "model", "ngram", "tree"])
 @pytest.mark.parametrize("params", PARAMS)
-def test_tokens_are_those_of_one_process(folders: Folders, target: ShardedModel, params: str, drafter: str) -> None:
+def test_tokens_are_those_of_one_process(case: Case, params: str, drafter: str) -> None:
     """Drafts, trees and their rollback, and prefixes that requests share."""
-    wanted = outputs(load(folders.target), None, PARAMS[params])
-    engine = llama_engine(target, drafter_of(drafter, folders.drafter), k=3, max_nodes=7)
-    assert tokens_of(run_all(engine, requests(PARAMS[params]))) == wanted
+    engine = llama_engine(case.target, drafter_of(drafter, case.folders.drafter), k=3, max_nodes=7)
+    assert tokens_of(run_all(engine, requests(PARAMS[params]))) == case.wanted(params)
     if drafter == "model":
         assert sum(engine.metrics().accepted_tokens.values()) > 0
     if drafter != "none":  # the stages keep the prefixes of earlier tests
         assert engine.metrics().prefix_cache_hits > 0
-    assert target.pages.usage == 0
+    assert case.target.pages.usage == 0
