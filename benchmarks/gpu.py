@@ -1,7 +1,7 @@
 """Decoding on one GPU: cospec and transformers on the same random weights in the shapes of Qwen3.
 
 Run ``python -m benchmarks.gpu [--models Qwen3-8B] [--batch 1 8 32] [--seconds 280]``. A dry run without a GPU is
-``python -m benchmarks.gpu --device cpu --models tiny --folder /tmp/dry``.
+``python -m benchmarks.gpu --device cpu --models tiny --output /tmp``.
 
 Without drafts all systems decode greedily, to a fixed length. ``static`` is ``generate`` of transformers with a static
 cache, which compiles the forward on a GPU. ``continuous`` is its continuous batching. In each turn the systems run in
@@ -100,6 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=280.0, help="for the whole run")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--folder", type=Path, help="of the temporary weights")
+    parser.add_argument("--output", type=Path, default=Path("gpu"), help="folder of the results")
     options = parser.parse_args()
     options.speculate = options.speculate or max(options.models, key=lambda name: SHAPES[name].weights_read)
     return options
@@ -111,16 +112,16 @@ def main() -> None:
     faulthandler.dump_traceback_later(options.seconds + OVERTIME, exit=True)  # shows a call that does not return
     clock, facts, rate = Clock(options.seconds), device_facts(options.device), copy_bandwidth(options.device)
     print(f"{facts['name']}: {rate / 1e9:.0f} GB/s", flush=True)
-    settings = {key: value for key, value in vars(options).items() if key != "folder"}
+    settings = {key: value for key, value in vars(options).items() if key not in {"folder", "output"}}
     for each in options.models:
         free()
         if not clock.allows("model", SHAPES[each].weights_read):
             print(f"{each} skipped: {clock.left:.0f} s left")
             continue
-        name = "gpu/" + re.sub(r"[^a-z0-9.]+", "-", f"{facts['name']} {each}".lower())
+        slug = re.sub(r"[^a-z0-9.]+", "-", f"{facts['name']} {each}".lower())
 
-        def store(result: dict[str, Any], name: str = name) -> None:
-            write(name, {"device": facts, "bytes_per_s": rate, "options": settings, **result})
+        def store(result: dict[str, Any], name: str = slug) -> None:
+            write(str(options.output / name), {"device": facts, "bytes_per_s": rate, "options": settings, **result})
 
         run = ModelRun(SHAPES[each], options, clock, rate, store)
         try:

@@ -208,7 +208,7 @@ class ModelRun:
         """Measure all systems without drafts at one batch size, greedily."""
         long, prompt = self._options.output_tokens, self._options.prompt_tokens
         short, failed = long // 4, {name: {"error": why} for name, why in self._failed.items()}
-        systems = {name: cospec_call(llm, 0.0) for name, (llm, _) in own.items()}
+        systems = {name: patched_call(cospec_call(llm, 0.0), variant) for name, (llm, variant) in own.items()}
         wanted = [name for name in self._options.systems if batch in BATCHES.get(name, ())]
         if "static" in wanted:
             systems["static"] = generate_call(model, {"do_sample": False, "cache_implementation": "static"})

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import pool_tables, weight_tables
+from benchmarks import gpu_tables, pool_tables, weight_tables
 from benchmarks.common import ROOT
 from benchmarks.table_lines import Found, heading, interval, line
 
@@ -315,6 +315,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "second_implementations": second_implementations,
     "policy_gain": policy_gain,
     "fidelity": fidelity,
+    "gpu": gpu_tables.gpu,
 }
 
 
@@ -332,8 +333,9 @@ def block(name: str) -> str:
     about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]
     about += [f"{key} {machine[key]}" for key in ("kernels", "torch") if key in machine]
     command = found.get("command", f"python -m benchmarks.{name}")
-    lines = [*_wrapped(command), *(TABLES.get(name) or TABLES[re.split("[_-]", name)[0]])(found)]
-    return "\n".join([*lines, "", f"{machine['processor']}, {', '.join(about)}; {date}.", ""])
+    lines = [*_wrapped(command), *(TABLES.get(name) or TABLES[re.split("[_/-]", name)[0]])(found)]
+    place = f"{found['device']['name']} with " if "device" in found else ""
+    return "\n".join([*lines, "", f"{place}{machine['processor']}, {', '.join(about)}; {date}.", ""])
 
 
 def _wrapped(command: str) -> Iterator[str]:
