@@ -10,6 +10,9 @@ model, the smallest, drafts for the ensemble as for one target. In ``outside`` a
 by trial. So every system first generates untimed outputs, at each batch and temperature, for other prompts of all
 domains; ``--warm 0`` includes the first trials.
 
+``ms_per_token`` is the mean time of a token of each system, and the part in forwards of any model. The rest is the work
+between forwards. ``--instruction-set`` forces the kernels of an older processor.
+
 The tables also have predictions. CoS's theorems 3.1 and 3.6 use the observed acceptance and the time of forward passes.
 The exact process of CoS's steps uses the time of whole turns, verification included.
 """
@@ -17,8 +20,8 @@ The exact process of CoS's steps uses the time of whole turns, verification incl
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -28,7 +31,7 @@ from rich.table import Table
 from benchmarks import ensembles
 from benchmarks.common import DOMAINS, Samples, write
 from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
-from benchmarks.ensembles import PLAIN, SETTINGS, Ids, Setting, Times, Writer, params, rounded, writer
+from benchmarks.ensembles import FORWARDS, PLAIN, SETTINGS, Ids, Setting, Times, Writer, params, rounded, writer
 from cospec import SamplingParams
 
 Row = dict[str, Any]
@@ -45,14 +48,16 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=1, help="untimed groups of requests per domain")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--name", default="collaborative")
+    parser.add_argument("--instruction-set", default="auto", help="of the kernels")
     options = parser.parse_args()
-    settings = {name: measure(name, SETTINGS[name], options) for name in options.settings}
+    with FORWARDS.running():
+        settings = {name: measure(name, SETTINGS[name], options) for name in options.settings}
     print("written to", write(options.name, {"options": vars(options), "settings": settings}))
 
 
 def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Row]:
     """Return one row of figures per batch, temperature and domain, and one over all domains."""
-    writers = systems(setting, max(options.batches))
+    writers = systems(setting, max(options.batches), options.instruction_set)
     rows = []
     for batch in options.batches:
         count = options.warm + (options.prompts if batch == 1 else 2)
@@ -68,9 +73,14 @@ def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Ro
                     every.decoding.seconds[system] += times.decoding.seconds[system]
                     every.whole.seconds[system] += times.whole.seconds[system]
                 found = {"batch": batch, "temperature": temperature, "domain": domain}
-                calls = {system: one.calls_per_token() for system, one in writers.items()}
-                predicted = {"calls_per_token": calls, "theory": theory(writers, setting, times.decoding, batch)}
-                rows.append(found | speeds(times, batch * options.tokens) | predicted)
+                spent = {
+                    "calls_per_token": {system: one.calls_per_token() for system, one in writers.items()},
+                    "ms_per_token": {system: one.ms_per_token() for system, one in writers.items()},
+                    "theory": theory(writers, setting, times.decoding, batch),
+                }
+                for one in writers.values():
+                    one.reset()
+                rows.append(found | speeds(times, batch * options.tokens) | spent)
             found = {"batch": batch, "temperature": temperature, "domain": "all"}
             rows.append(found | speeds(every, batch * options.tokens))
     report(name, rows)
@@ -82,22 +92,23 @@ def warm_up(writers: Mapping[str, Writer], work: Sequence[Sequence[Ids]], chosen
     for one in writers.values():
         for ids in chain.from_iterable(zip(*work, strict=True)):
             one.write(ids, chosen)
-        one.calls, one.tokens = Counter(), 0
+        one.reset()
 
 
-def systems(setting: Setting, batch: int) -> dict[str, Writer]:
+def systems(setting: Setting, batch: int, instruction_set: str) -> dict[str, Writer]:
     """Return the systems by name. In the naive form the last model, usually a small one, proposes."""
     last = len(setting.models) - 1
+    build = partial(writer, setting, batch=batch, instruction_set=instruction_set)
     outside = {}
     if PLAIN["model"] not in setting.models:
-        outside["outside"] = writer(setting, {}, batch, speculative_config=PLAIN)
+        outside["outside"] = build({}, speculative_config=PLAIN)
     return {
-        "standard": writer(setting, {"proposal": "standard"}, batch),
-        "parallel": writer(setting, {"proposal": "parallel"}, batch),
-        "plain": writer(setting, {}, batch, speculative_config={**PLAIN, "model": setting.models[last]}),
+        "standard": build({"proposal": "standard"}),
+        "parallel": build({"proposal": "parallel"}),
+        "plain": build({}, speculative_config={**PLAIN, "model": setting.models[last]}),
         **outside,
-        "naive": writer(setting, {"proposal": "naive", "proposer": last}, batch),
-        "alternate": writer(setting, {"proposal": "alternate"}, batch),
+        "naive": build({"proposal": "naive", "proposer": last}),
+        "alternate": build({"proposal": "alternate"}),
     }
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from operator import add
 from typing import Any, cast
+from unittest.mock import patch
 
 from benchmarks.common import DRAFTER, Samples, alternate, prompts
 from cospec import LLM, SamplingParams
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
+from cospec.models.model_runner import ModelRunner
 
 Ids = list[list[int]]
 OutputDistribution = Mapping[str, Any]
@@ -37,9 +40,37 @@ SETTINGS = {
 }
 
 
+class ForwardClock:
+    """Sums the seconds of the forwards of all models; of threads, one by one. Native steps of a target and one
+    proposer are no such forwards, and blends of several members have none."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count for the time of the block."""
+        forward, rollout = (self._timed(call) for call in (ModelRunner.forward, ModelRunner.rollout))
+        with patch.object(ModelRunner, "forward", forward), patch.object(ModelRunner, "rollout", rollout):
+            yield
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+FORWARDS = ForwardClock()  # it replaces methods of a class, so there is one
+
+
 @dataclass
 class Writer:
-    """Generates with one engine, and counts the models' calls and the tokens.
+    """Generates with one engine, and counts the models' calls, the tokens and their seconds.
 
     Attributes:
         drafts: whether a drafter that is no member proposes chains; each of its tokens is a call of ``drafter``.
@@ -49,20 +80,35 @@ class Writer:
     drafts: bool = False
     calls: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
 
     def write(self, ids: Ids, chosen: SamplingParams, ensemble: OutputDistribution | None = None) -> None:
         """Generate from all prompts together."""
-        for output in self.llm.generate(ids, chosen, ensemble=ensemble):
+        started, before = time.perf_counter(), FORWARDS.seconds
+        outputs = self.llm.generate(ids, chosen, ensemble=ensemble)
+        self.seconds += time.perf_counter() - started
+        self.forward_seconds += FORWARDS.seconds - before
+        for output in outputs:
             self.calls.update(output.stats.model_calls)
             if self.drafts:
                 self.calls[DRAFTER] += output.stats.drafted
             self.tokens += len(output.outputs[0].token_ids)
 
     def calls_per_token(self) -> dict[str, float]:
-        """Return the calls of each model, prompts included; reset the counts."""
-        found = {name: round(count / self.tokens, 3) for name, count in sorted(self.calls.items())}
-        self.calls, self.tokens = Counter(), 0
-        return found
+        """Return the calls of each model, prompts included."""
+        return {name: round(count / self.tokens, 3) for name, count in sorted(self.calls.items())}
+
+    def ms_per_token(self) -> dict[str, float]:
+        """Return the milliseconds of a token, and those in forwards. Forwards of threads count one by one."""
+        return {
+            name: round(1e3 * seconds / self.tokens, 4)
+            for name, seconds in (("all", self.seconds), ("forwards", self.forward_seconds))
+        }
+
+    def reset(self) -> None:
+        """Forget all counts."""
+        self.calls, self.tokens, self.seconds, self.forward_seconds = Counter(), 0, 0.0, 0.0
 
     @property
     def proposer_policy(self) -> GoodputProposerPolicy:

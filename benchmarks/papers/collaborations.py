@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from benchmarks import ensembles
@@ -13,9 +14,12 @@ from benchmarks.papers.sources import Found, Source
 from cospec.ensemble.speedup_model import ProposalProcess
 
 PAIRED = "alternate_over"  # ratios of the default over other methods, of pairs; earlier runs lack them
+PARTS = "ms_per_token"  # in forwards, and in all; earlier runs lack them
 NEAR = 0.95  # a ratio of counted calls that explains no clear loss
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
-AVX2 = Source("collaborative_avx2", "python -m benchmarks.collaborative --name collaborative_avx2")
+AVX2 = Source(
+    "collaborative_avx2", f"{COLLABORATIVE.command} --instruction-set avx2 --name collaborative_avx2"
+)  # fmt: skip
 KERNELS = {COLLABORATIVE: "", AVX2: ", AVX2"}  # runs of one benchmark, and the end of the names of their rows
 QUALITY = Source("quality", "python -m benchmarks.quality")
 SWEEPS = Source("collaborative_sweeps", "python -m benchmarks.collaborative_sweeps")
@@ -164,14 +168,31 @@ class Collaborations:
         measured = counted([default_over(rows[domain], other)[0] for domain in mine])
         ratios = [its[domain] / mine[domain] for domain in mine]
         reason = (
-            "So lengths are not the reason; the time of a step is, which was not measured by parts."
+            "So lengths are not the reason; the time of a step is"
             if min(ratios) >= NEAR
-            else "Worse lengths explain what the first figures lack to 1, and the time of a step the rest, which was "
-            "not measured by parts."
-        )
+            else "Worse lengths explain what the first figures lack to 1, and the time of a step the rest"
+        ) + self.step_parts(temperature, 1, other)
         return (
             f"{said}. By the calls of all models and their cost it would have {by_calls} times this speed "
             f"({', '.join(mine)}); measured are {measured}. {reason}"
+        )
+
+    def step_parts(self, temperature: float, batch: int, other: str) -> str:
+        """The end of a sentence: the time of a token inside and outside of forwards, against another method.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
+        rows = [row[PARTS] for row in self.rows(temperature, batch) if PARTS in row]
+        if not rows:
+            return ", which was not measured by parts."
+        (own, own_forwards), (its, forwards) = (
+            [fmean(row[method][part] for row in rows) for part in ("all", "forwards")]
+            for method in ("alternate", other)
+        )
+        return (
+            f": a token takes {own_forwards:.2f} ms in forwards and {own - own_forwards:.2f} ms outside, "
+            f"with *{other}* {forwards:.2f} and {its - forwards:.2f} ms (means over the domains)."
         )
 
     def counts_drafts(self, temperature: float) -> bool:
@@ -190,10 +211,11 @@ class Collaborations:
             return ""
         mine, standard = (self.cost(name, temperature, models, 8) for name in ("alternate", "standard"))
         ratios = [standard[domain] / mine[domain] for domain in mine]
+        parts = self.step_parts(temperature, 8, "standard")
         reason = {
             max(ratios) < 1.0: "So the choice of the proposer or the lengths loses.",
-            min(ratios) > 1.0: "So the time of a step loses, which was not measured by parts.",
-        }.get(True, "So lengths and the time of a step lose; they were not measured apart.")
+            min(ratios) > 1.0: f"So the time of a step loses{parts}",
+        }.get(True, f"So lengths lose in some domains, and the time of a step in others{parts}")
         return (
             f"With eight requests at T = {temperature:g} the default has {middle:.2f} times the speed of standard "
             f"decoding ({low:.2f} to {high:.2f}{unclear(low, high)}). By the calls and their cost it would have "

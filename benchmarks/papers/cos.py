@@ -74,7 +74,7 @@ def table(results: Results, setting: Setting) -> Section:
     text = paragraph(
         setting.text,
         results.sentence(COLLABORATIVE, sizes),
-        "Rows with AVX2 are of a run on a processor without AVX-512.",
+        "Rows with AVX2 are of a run with the kernels of a processor without AVX-512.",
         losses(results, COLLABORATIVE, setting),
         f"With AVX2: {elsewhere}" if elsewhere else "",
     )
