@@ -181,4 +181,4 @@ def params(temperature: float, tokens: int) -> SamplingParams:
 
 def rounded(ratio: Sequence[float]) -> list[float]:
     """Return a rounded ratio and its interval."""
-    return [round(value, 2) for value in ratio]
+    return [round(value, 3) for value in ratio]

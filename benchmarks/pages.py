@@ -63,9 +63,8 @@ REPORTS = {
         "This version and an earlier commit",
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
         "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
-        "latency of requests. The aim is at most 1.03. Drafts, prompt lookup and pools miss the aim. Forwards take the "
-        "same time. The Python part of a step is longer, which shows with a target of 22 M parameters. Pools also lost "
-        "native parts that gained less than 5% each ([measured](second_implementations.md)).",
+        "latency of requests. The aim is at most 1.03, and many cells miss the aim. No stored run splits their time. "
+        "Pools lost native parts that gained less than 5% each ([measured](second_implementations.md)).",
         (
             ("Closed loops", "same_speed"),
             ("Servers under Poisson arrivals", "same_speed_http"),
@@ -95,8 +94,9 @@ REPORTS = {
         "attention, Triton's norms and gates, CUDA graphs, or Triton's draws. The second table of a model is at "
         "temperature 1, prompts included. Its drafter has four of the target's layers, and accepts about as often as a "
         "trained one. `assisted` is assisted generation of transformers, and `plain` its generation without a drafter. "
-        "In these runs the distributions of drafts were copied to the host and back, 4.9 MB a request and step. They "
-        "now stay on the GPU; no run has measured that yet.",
+        "In these runs the distributions of drafts were copied to the host and back, 4.9 MB a request and step. Which "
+        "share of a slow step that was is not known. They now stay on the GPU; no run has measured that yet. Rows that "
+        "the time did not allow are absent, and intervals of few turns are wide.",
         (("Qwen3-8B", "gpu/nvidia-h200-qwen3-8b"), ("Qwen3-0.6B", "gpu/nvidia-h200-qwen3-0.6b")),
     ),
     "roofline": Report(
@@ -162,9 +162,9 @@ REPORTS = {
         "best* is chosen after the run; *the chosen* was best in all other turns. The last column is the "
         "median of the ratios of single turns, with the interval of that median.",
         (
-            ("AVX-512 with bf16, twelve turns", "load_2-x-amd-epyc_avx512_bf16"),
-            ("AVX-512 with bf16, twelve turns, a day earlier", "load_2-x-amd-epyc_avx512_bf16_earlier"),
-            ("AVX-512 with bf16, ten turns", "load"),
+            ("AVX-512 with bf16", "load_2-x-amd-epyc_avx512_bf16"),
+            ("The same on 2026-11-23", "load_2-x-amd-epyc_avx512_bf16_earlier"),
+            ("The same on 2026-11-22", "load"),
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
@@ -223,7 +223,8 @@ REPORTS = {
         "requests per second in the engine and requests at a time in scenarios. Steps have the times of a processor "
         "with AVX-512, so a slower processor has larger shares. The growing limit of draft lengths is the default. "
         "Scenarios compare it with a limit of 8 tokens. In the engine *limit of 8* is a variant, so a figure below 1 "
-        "is a gain of the growing limit. All other options are off by default.",
+        "is a gain of the growing limit. All other options are off by default. Why some options gain in scenarios and "
+        "not in the engine was not measured.",
         (("Time of a decision", "policy_cost"), ("Gain of options", "policy_gain")),
     ),
     "second_implementations": Report(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from benchmarks import ensembles
@@ -15,6 +14,7 @@ from cospec.ensemble.speedup_model import ProposalProcess
 
 PAIRED = "alternate_over"  # ratios of the default over other methods, of pairs; earlier runs lack them
 PARTS = "ms_per_token"  # in forwards, and in all; earlier runs lack them
+EQUAL = 0.995  # a ratio of counted calls that is no difference
 NEAR = 0.95  # a ratio of counted calls that explains no clear loss
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
 AVX2 = Source(
@@ -145,35 +145,36 @@ class Collaborations:
             found[row["domain"]] = total + drafter * (small if models < len(self.models) else 1.0)
         return found
 
-    def loss(self, other: str, temperature: float, models: int) -> str:
+    def loss(self, other: str, temperature: float, models: int, batch: int = 1) -> str:
         """Sentences on why the default is slower than another method over all domains; empty where it is not slower.
 
         Args:
             models: how many of the models, from the first on, are large.
+            batch: requests at once; with several, only clear losses have a sentence.
 
         Raises:
             KeyError: the setting has no such method.
         """
-        rows = {row["domain"]: row for row in self.rows(temperature, 1)}
+        rows = {row["domain"]: row for row in self.rows(temperature, batch)}
         ratio = default_over(rows["all"], other)[0]
         if ratio >= 1.0:
             return ""
-        said = f"At T = {temperature:g} the default has {ratio:.2f} times the speed of *{other}*"
+        together = "" if batch == 1 else " and eight requests"
+        said = f"At T = {temperature:g}{together} the default has {ratio:.2f} times the speed of *{other}*"
         if not clear(rows["all"], other):
-            return f"{said}, no clear difference."
+            return f"{said}, no clear difference." if batch == 1 else ""
         if other == "plain" and not self.counts_drafts(temperature):
             return f"{said}. The calls of the drafter of *plain* were not counted, so the reason is not known."
-        mine, its = (self.cost(method, temperature, models) for method in ("alternate", other))
-        by_calls = counted([its[domain] / mine[domain] for domain in mine])
-        measured = counted([default_over(rows[domain], other)[0] for domain in mine])
+        mine, its = (self.cost(method, temperature, models, batch) for method in ("alternate", other))
         ratios = [its[domain] / mine[domain] for domain in mine]
+        measured = counted([default_over(rows[domain], other)[0] for domain in mine])
         reason = (
-            "So lengths are not the reason; the time of a step is"
+            "So the number of calls is not the reason; the time of a step is"
             if min(ratios) >= NEAR
-            else "Worse lengths explain what the first figures lack to 1, and the time of a step the rest"
-        ) + self.step_parts(temperature, 1, other)
+            else "More calls explain what the first figures lack to 1, and the time of a step the rest"
+        ) + self.step_parts(temperature, batch, other)
         return (
-            f"{said}. By the calls of all models and their cost it would have {by_calls} times this speed "
+            f"{said}. By the calls of all models and their cost it would have {counted(ratios)} times this speed "
             f"({', '.join(mine)}); measured are {measured}. {reason}"
         )
 
@@ -186,13 +187,13 @@ class Collaborations:
         rows = [row[PARTS] for row in self.rows(temperature, batch) if PARTS in row]
         if not rows:
             return ", which was not measured by parts."
-        (own, own_forwards), (its, forwards) = (
-            [fmean(row[method][part] for row in rows) for part in ("all", "forwards")]
-            for method in ("alternate", other)
+        inside, outside = (
+            [counted([part(row[method]) for row in rows]) for method in ("alternate", other)]
+            for part in (lambda each: each["forwards"], lambda each: each["all"] - each["forwards"])
         )
         return (
-            f": a token takes {own_forwards:.2f} ms in forwards and {own - own_forwards:.2f} ms outside, "
-            f"with *{other}* {forwards:.2f} and {its - forwards:.2f} ms (means over the domains)."
+            f": a token takes {inside[0]} ms in forwards and {outside[0]} ms outside, with *{other}* {inside[1]} and "
+            f"{outside[1]} ms."
         )
 
     def counts_drafts(self, temperature: float) -> bool:
@@ -213,8 +214,8 @@ class Collaborations:
         ratios = [standard[domain] / mine[domain] for domain in mine]
         parts = self.step_parts(temperature, 8, "standard")
         reason = {
-            max(ratios) < 1.0: "So the choice of the proposer or the lengths loses.",
-            min(ratios) > 1.0: f"So the time of a step loses{parts}",
+            max(ratios) < EQUAL: "So the choice of the proposer or the lengths loses.",
+            min(ratios) >= EQUAL: f"So fewer calls do not pay, because the time of a step is longer{parts}",
         }.get(True, f"So lengths lose in some domains, and the time of a step in others{parts}")
         return (
             f"With eight requests at T = {temperature:g} the default has {middle:.2f} times the speed of standard "

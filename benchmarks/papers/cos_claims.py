@@ -335,7 +335,8 @@ def least(found: Found) -> str:
         ]
         if not speeds:
             raise KeyError(setting.name)
-        cells.append(f"{setting.name} {min(speeds):.2f}×")
+        at = " and ".join(f"{temperature:g}" for temperature in setting.temperatures)
+        cells.append(f"{setting.name} {min(speeds):.2f}× (T = {at})")
     return ", ".join(cells)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,8 @@ MEASURED = {
     who: Source(name, "python -m benchmarks.load")
     for who, name in {
         "bf16": "load_2-x-amd-epyc_avx512_bf16",
-        "bf16, a day earlier": "load_2-x-amd-epyc_avx512_bf16_earlier",
-        "bf16, two days earlier": "load",
+        "bf16, 2026-11-23": "load_2-x-amd-epyc_avx512_bf16_earlier",
+        "bf16, 2026-11-22": "load",
         "AVX-512": "load_2-x-amd-epyc_avx512",
         "AVX2": "load_2-x-amd-epyc_avx2",
     }.items()
@@ -35,6 +35,8 @@ LOW, HIGH = "1.2 to 3.2×", "not slower"
 NEAR = "about 1; at some low rates a fixed length is slightly faster (section 7.1.1)"
 REBOUND = "falls, then rebounds above 2/s in figures 11(d) and (e)"
 FIRST, LONG = "7B", "k=5"  # the target of figure 1, and the longest of the fixed lengths
+FIXED = ("k=1", "k=3", "k=5")
+NOT_SLOWER = 1.1  # of parts over the ratio of latencies, above which the parts do not explain a loss
 LARGER = "at lower rates for larger models (section 7.1.1)"
 GPUS = {"7B": "one GPU", "33B": "four GPUs", "70B": "four GPUs"}
 
@@ -53,7 +55,7 @@ def rates(results: Results) -> Section:
         "11 falls steeply at 32/s (c) and above 5/s (f), and rebounds after falls above 2/s (d, e); the paper does not "
         "name the panels' models, so no row has these rates. The measured rows are of every stored run without "
         "`--disturb`, with our models and prompts of three domains. `benchmarks/report/load.md` has the disturbed "
-        "runs. Speedups of measured rows are ratios of means; no speculation is one of the others. "
+        "runs. Speedups of measured rows are ratios of means without intervals; no speculation is one of the others. "
         f"{measured_losses(results)}The paper's 1.2 to 3.2× is over three data sets "
         "(conclusion) and five models (section 1), prompt lookup included."
     )
@@ -62,19 +64,24 @@ def rates(results: Results) -> Section:
 
 
 def measured_losses(results: Results) -> str:
-    """Parts of the largest loss of each measured run that stored its steps; words about the others."""
-    cells = [results.sentence(source, partial(measured_loss, who=who)) for who, source in MEASURED.items()]
-    known = [cell for cell in cells if cell]
-    said = [f"Where a fixed length loses most: {'; '.join(known)}."] if known else []
-    if len(known) < len(cells):
-        said.append(
-            f"{'Other' if known else 'The'} measured runs stored latencies only, so their losses have no parts."
-        )
+    """Parts of the largest losses of each measured run that stored its steps; words about the others."""
+    ways = {"a fixed length": FIXED, "the default": ("auto",)}
+    cells = {
+        loser: [results.sentence(run, partial(measured_loss, who=who, names=names)) for who, run in MEASURED.items()]
+        for loser, names in ways.items()
+    }
+    said = [
+        f"Where {loser} loses most against no speculation: {'; '.join(cell for cell in each if cell)}."
+        for loser, each in cells.items()
+        if any(each)
+    ]
+    if not all(map(all, cells.values())):
+        said.append(f"{'Other' if said else 'The'} measured runs stored latencies only, so their losses have no parts.")
     return f"{paragraph(*said)} " if said else ""
 
 
-def measured_loss(found: Found, who: str) -> str:
-    """Why the slowest fixed length is slower than no speculation, by the steps of both.
+def measured_loss(found: Found, who: str, names: Sequence[str]) -> str:
+    """Why the slowest of some configurations is slower than no speculation, by the steps of both.
 
     Raises:
         KeyError: the run stored no steps.
@@ -82,17 +89,18 @@ def measured_loss(found: Found, who: str) -> str:
     worst, row, name = 1.0, None, ""
     for each in found["rows"]:
         means = {config: figure["mean"] for config, figure in each["latency"].items()}
-        for config in means.keys() & each["parts"].keys() - {"auto", BASE}:
+        for config in [config for config in names if config in each["parts"]]:
             if means[BASE] / means[config] < worst:
                 worst, row, name = means[BASE] / means[config], each, config
     if row is None:
         return f"nowhere ({who})"
     own, base = row["parts"][name], row["parts"][BASE]
-    tokens = request_tokens(own) / request_tokens(base)
+    tokens, steps = request_tokens(own) / request_tokens(base), base["step_ms"] / own["step_ms"]
+    rest = "" if tokens * steps <= NOT_SLOWER * worst else ", so waiting loses too, whose parts were not measured"
     return (
-        f"{worst:.2f}× ({who}, {row['rate']:g}/s, {name}): {tokens:.2f}× tokens of a request and step · "
-        f"{base['step_ms'] / own['step_ms']:.2f}× steps per second, since a step takes {own['step_ms']:.1f} ms, "
-        f"{own['draft_ms']:.1f} of these for drafts, instead of {base['step_ms']:.1f}"
+        f"{worst:.2f}× ({who}, {row['rate']:g}/s, {name}): {tokens:.2f}× tokens of a request and step · {steps:.2f}× "
+        f"steps per second = {tokens * steps:.2f}×, since a step takes {own['step_ms']:.1f} ms, {own['draft_ms']:.1f} "
+        f"of these for drafts, instead of {base['step_ms']:.1f}{rest}"
     )
 
 
