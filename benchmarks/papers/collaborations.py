@@ -169,16 +169,17 @@ class Collaborations:
         ratios = [its[domain] / mine[domain] for domain in mine]
         measured = counted([default_over(rows[domain], other)[0] for domain in mine])
         reason = (
-            "So the number of calls is not the reason; the time of a step is"
+            "So calls are not the reason; the time of a token is"
             if min(ratios) >= NEAR
-            else "More calls explain what the first figures lack to 1, and the time of a step the rest"
-        ) + self.step_parts(temperature, batch, other)
+            else "Dearer calls explain what the first figures lack to 1; where the measured figure is lower, the time "
+            "of a token explains the rest"
+        ) + self.token_parts(temperature, batch, other)
         return (
             f"{said}. By the calls of all models and their cost it would have {counted(ratios)} times this speed "
             f"({', '.join(mine)}); measured are {measured}. {reason}"
         )
 
-    def step_parts(self, temperature: float, batch: int, other: str) -> str:
+    def token_parts(self, temperature: float, batch: int, other: str) -> str:
         """The end of a sentence: the time of a token inside and outside of forwards, against another method.
 
         Raises:
@@ -192,8 +193,8 @@ class Collaborations:
             for part in (lambda each: each["forwards"], lambda each: each["all"] - each["forwards"])
         )
         return (
-            f": a token takes {inside[0]} ms in forwards and {outside[0]} ms outside, with *{other}* {inside[1]} and "
-            f"{outside[1]} ms."
+            f": {inside[0]} ms in forwards and {outside[0]} ms outside, with *{other}* {inside[1]} and {outside[1]} ms "
+            "(means; measured ratios are medians)."
         )
 
     def counts_drafts(self, temperature: float) -> bool:
@@ -210,18 +211,22 @@ class Collaborations:
         middle, low, high = rows["all"]
         if middle >= 1.0:
             return ""
+        said = (
+            f"With eight requests at T = {temperature:g} the default has {middle:.2f} times the speed of standard "
+            f"decoding ({bound(low)} to {bound(high)}{unclear(low, high)})."
+        )
+        if high >= 1.0:
+            return said
         mine, standard = (self.cost(name, temperature, models, 8) for name in ("alternate", "standard"))
         ratios = [standard[domain] / mine[domain] for domain in mine]
-        parts = self.step_parts(temperature, 8, "standard")
+        parts = self.token_parts(temperature, 8, "standard")
         reason = {
             max(ratios) < EQUAL: "So the choice of the proposer or the lengths loses.",
-            min(ratios) >= EQUAL: f"So fewer calls do not pay, because the time of a step is longer{parts}",
-        }.get(True, f"So lengths lose in some domains, and the time of a step in others{parts}")
+            min(ratios) >= EQUAL: f"So fewer calls do not pay, and the time of a token loses{parts}",
+        }.get(True, f"So lengths lose in some domains, and the time of a token in others{parts}")
         return (
-            f"With eight requests at T = {temperature:g} the default has {middle:.2f} times the speed of standard "
-            f"decoding ({low:.2f} to {high:.2f}{unclear(low, high)}). By the calls and their cost it would have "
-            f"{counted(ratios)} ({', '.join(mine)}); measured are {counted([rows[domain][0] for domain in mine])}. "
-            f"{reason}"
+            f"{said} By the calls and their cost it would have {counted(ratios)} ({', '.join(mine)}); measured are "
+            f"{counted([rows[domain][0] for domain in mine])}. {reason}"
         )
 
     def least(self, batch: int) -> tuple[float, ...]:
@@ -318,4 +323,10 @@ def quality(found: Found, models: str, option: str, domain: str) -> str:
 
 def interval(figures: Sequence[Any]) -> str:
     """A ratio and its interval."""
-    return "{:.2f}× ({:.2f} to {:.2f})".format(*figures)
+    middle, low, high = figures
+    return f"{middle:.2f}× ({bound(low)} to {bound(high)})"
+
+
+def bound(value: float) -> str:
+    """An end of an interval; a third digit shows on which side of 1 it lies."""
+    return f"{value:.3f}" if f"{value:.2f}" == "1.00" and value != 1.0 else f"{value:.2f}"

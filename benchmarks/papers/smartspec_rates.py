@@ -96,10 +96,12 @@ def measured_loss(found: Found, who: str, names: Sequence[str]) -> str:
         return f"nowhere ({who})"
     own, base = row["parts"][name], row["parts"][BASE]
     tokens, steps = request_tokens(own) / request_tokens(base), base["step_ms"] / own["step_ms"]
-    rest = "" if tokens * steps <= NOT_SLOWER * worst else ", so waiting loses too, whose parts were not measured"
+    rest = ""
+    if tokens * steps > NOT_SLOWER * worst:
+        rest = f"; the rest, {worst / tokens / steps:.2f}×, is waiting, prompts, or longer steps of more requests"
     return (
         f"{worst:.2f}× ({who}, {row['rate']:g}/s, {name}): {tokens:.2f}× tokens of a request and step · {steps:.2f}× "
-        f"steps per second = {tokens * steps:.2f}×, since a step takes {own['step_ms']:.1f} ms, {own['draft_ms']:.1f} "
+        f"steps per second = {tokens * steps:.2f}×, where a step takes {own['step_ms']:.1f} ms, {own['draft_ms']:.1f} "
         f"of these for drafts, instead of {base['step_ms']:.1f}{rest}"
     )
 
