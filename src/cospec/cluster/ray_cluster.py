@@ -166,11 +166,14 @@ class HeadRestarts:
                 self._started.kill()
 
     def _run(self, head: Any) -> None:
-        """Wait and start again, until closed. The death of this thread ends the head, so the thread stays."""
+        """Wait and start again, until closed. The end of this thread ends the head, so the thread waits for it."""
         short, since = 0, time.monotonic()
-        while short < MOST_SHORT:
+        while True:
             head.wait()
             short = short + 1 if time.monotonic() - since < SHORT_SECONDS else 0
+            if short == MOST_SHORT:
+                _log.error("Ray's head ended %d times in a row after less than %g s", MOST_SHORT, SHORT_SECONDS)
+                return
             if self._closing.wait(RESTART_SECONDS):
                 return
             with self._starting:
@@ -182,7 +185,6 @@ class HeadRestarts:
                 )  # fmt: skip
             since = time.monotonic()
             _log.warning("Ray's head ended, and was started again as process %d; its state is in Redis", head.pid)
-        _log.error("Ray's head ended %d times in a row after less than %g s", MOST_SHORT, SHORT_SECONDS)
 
 
 class RayHeadWatch:
