@@ -99,6 +99,19 @@ def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any
     return samples
 
 
+def timed(function: Callable[..., Any], spend: Callable[[float], None]) -> Callable[..., Any]:
+    """Return a function that also reports the seconds of each call."""
+
+    def call(*arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            spend(time.perf_counter() - started)
+
+    return call
+
+
 def write(name: str, figures: Mapping[str, Any]) -> Path:
     """Store figures with their command and machine."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -12,7 +12,7 @@ from operator import add
 from typing import Any, cast
 from unittest.mock import patch
 
-from benchmarks.common import DRAFTER, Samples, alternate, prompts
+from benchmarks.common import DRAFTER, Samples, alternate, prompts, timed
 from cospec import LLM, SamplingParams
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
@@ -50,19 +50,12 @@ class ForwardClock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count for the time of the block."""
-        forward, rollout = (self._timed(call) for call in (ModelRunner.forward, ModelRunner.rollout))
+        forward, rollout = (timed(call, self._spend) for call in (ModelRunner.forward, ModelRunner.rollout))
         with patch.object(ModelRunner, "forward", forward), patch.object(ModelRunner, "rollout", rollout):
             yield
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return call(*args)
-            finally:
-                self.seconds += time.perf_counter() - started
-
-        return timed
+    def _spend(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 FORWARDS = ForwardClock()  # it replaces methods of a class, so there is one

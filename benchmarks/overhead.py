@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import prompts, write
+from benchmarks.common import prompts, timed, write
 from cospec import LLM, SamplingParams
 from cospec.bench.roofline import bandwidth, cost_of
 from cospec.core.interfaces import Model
@@ -39,17 +37,10 @@ class Clock:
     def watch(self, model: Model) -> None:
         """Count the time of every later forward of ``model``."""
         for name in ("forward", "rollout"):
-            setattr(model, name, self._timed(getattr(model, name)))
+            setattr(model, name, timed(getattr(model, name), self._spend))
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return function(*arguments)
-            finally:
-                self.seconds += time.perf_counter() - started
-
-        return timed
+    def _spend(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 def main() -> None:
