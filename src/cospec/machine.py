@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 _UNKNOWN_MEMORY = 4 << 30
+_X86 = ("cpu family", "family"), ("model", "model")
 
 
 def cache_directory() -> Path:
@@ -40,8 +41,8 @@ def processor(root: Path = ROOT) -> str:
     for line in _lines(root / "proc" / "cpuinfo"):
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())
-    if "model name" in facts:
-        return facts["model name"]
+    if "model name" in facts:  # a virtual machine may hide all but the vendor's name there
+        return ", ".join([facts["model name"], *(f"{name} {facts[key]}" for key, name in _X86 if key in facts)])
     arm = [f"{name.removeprefix('CPU ')} {facts[name]}" for name in ("CPU implementer", "CPU part") if name in facts]
     if arm:  # Arm processors have numbers instead of a name
         return f"{platform.machine()} ({', '.join(arm)})"

@@ -48,6 +48,14 @@ def test_linux_names_its_processor(files: Callable[[str, str], Path]) -> None:
     assert machine.processor(root) == "Fast 9"
 
 
+def test_x86_processors_behind_one_vendor_name_have_two_names(files: Callable[[str, str], Path]) -> None:
+    names = set()
+    for family, model in ((25, 1), (25, 17), (26, 1)):
+        root = files("proc/cpuinfo", f"cpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n")
+        names.add(machine.processor(root))
+    assert len(names) == 3
+
+
 def test_arm_processors_of_two_kinds_have_two_names(files: Callable[[str, str], Path]) -> None:
     names = set()
     for part in ("0xd0c", "0xd40"):
