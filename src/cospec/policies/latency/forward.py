@@ -27,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 KNEE_GAIN = 0.93  # a knee must reduce the residual to this share
 MOST_KNEES = 2
 GOOD_ENOUGH = 1e-3
+TINY_GAIN = 1e-11  # relative gain of a coefficient that is rounding alone
 
 
 class LatencySample(NamedTuple):
@@ -212,12 +213,42 @@ def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:
     """Return the fit with given knees, and its residual: the root mean square of relative errors."""
-    from scipy.optimize import nnls  # imported here, because a start with a stored fit solves nothing
-
     weighted = columns(data, knees) / data[:, 3:4]
     if np.ptp(data[:, 4]) == 0:
         weighted[:, -1] = 0.0  # a call and its passes cannot be separated
     size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # scale columns equally for the solver
-    found, residual = nnls(weighted / size, np.ones(len(data)))
+    found, residual = nonnegative_least_squares(weighted / size, np.ones(len(data)))
     shape = ForwardLatency(slopes=(0.0,) * (len(knees) + 1), knees=tuple(float(knee) for knee in knees))
     return shape.with_coefficients(found / size), float(residual) / len(data) ** 0.5
+
+
+def nonnegative_least_squares(matrix: Floats, target: Floats) -> tuple[Floats, float]:
+    """Return the ``x [J]`` >= 0 with the least ``|matrix x - target|``, and this least (Lawson and Hanson, 1974).
+
+    scipy has the same function, but importing scipy's solvers takes 0.3 to 1.5 s. An engine refits while it serves, so
+    the import would stop all requests for this time.
+
+    Args:
+        matrix: ``[S, J]``, with columns of similar size.
+        target: ``[S]``.
+    """
+    count = matrix.shape[1]
+    found, free = np.zeros(count), np.zeros(count, np.bool_)
+    least = TINY_GAIN * max(1.0, float(np.abs(target).sum()))
+    for _ in range(3 * count):
+        gains = np.where(free, -np.inf, matrix.T @ (target - matrix @ found))
+        if gains.max(initial=-np.inf) <= least:
+            break
+        free[gains.argmax()] = True
+        while free.any():
+            solved = np.zeros(count)
+            solved[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            negative = free & (solved <= 0.0)
+            if not negative.any():
+                found = solved
+                break
+            share = (found[negative] / (found[negative] - solved[negative])).min()
+            found += share * (solved - found)
+            free &= ~(negative & (found <= TINY_GAIN))
+            found[~free] = 0.0
+    return found, float(np.linalg.norm(matrix @ found - target))

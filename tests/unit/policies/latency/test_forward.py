@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.stats import StepStats, StepTimes
 from cospec.errors import InvalidInput
-from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
+from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit, nonnegative_least_squares
 from cospec.policies.latency.online_fit import WINDOW
 from cospec.policies.latency.step import LatencyModels, StepLatency
 
@@ -163,3 +168,24 @@ def test_what_reading_a_new_text_takes_is_learned() -> None:
         cost.observe(StepStats(0, 8, 16, 2000, 2, 8, 4, 12, times, times.draft + target + 1e-4, 4), fed)
     cost.learn()
     assert cost.feeding == pytest.approx(7e-6, rel=0.1)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 9))
+def test_least_squares_are_as_good_as_those_of_scipy(seed: int, samples: int, coefficients: int) -> None:
+    generator = np.random.default_rng(seed)
+    matrix = generator.random((samples, coefficients))
+    matrix[:, generator.integers(coefficients)] *= generator.integers(2)  # a column that the samples do not determine
+    target = matrix @ np.maximum(0.0, generator.normal(size=coefficients)) + 0.1 * generator.normal(size=samples)
+    found, residual = nonnegative_least_squares(matrix, target)
+    least = nnls(matrix, target)[1]
+    assert (found >= 0.0).all()
+    assert residual == pytest.approx(float(np.linalg.norm(matrix @ found - target)))
+    assert residual == pytest.approx(least, abs=1e-8)
+
+
+def test_a_fit_imports_no_solver() -> None:
+    code = (
+        "import sys; from cospec.policies.latency.forward import LatencySample, fit;"
+        "fit([LatencySample(n, n, 1, 1e-3 * n) for n in range(1, 20)]); sys.exit('scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
