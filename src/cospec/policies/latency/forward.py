@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 KNEE_GAIN = 0.93  # a knee must reduce the residual to this share
 MOST_KNEES = 2
 GOOD_ENOUGH = 1e-3
-TINY_GAIN = 1e-11  # relative gain of a coefficient that is rounding alone
+ROUNDING = 1e-13  # relative size of a gradient that is rounding alone
 
 
 class LatencySample(NamedTuple):
@@ -223,32 +223,33 @@ def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, floa
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return the ``x [J]`` >= 0 with the least ``|matrix x - target|``, and this least (Lawson and Hanson, 1974).
+    """Return the ``x [J]`` >= 0 that minimizes ``|matrix x - target|``, and the minimum (Lawson and Hanson, 1974).
 
-    scipy has the same function, but importing scipy's solvers takes 0.3 to 1.5 s. An engine refits while it serves, so
-    the import would stop all requests for this time.
+    scipy has this function too. Importing scipy's solvers takes half a second or more, in which an engine that refits
+    while it serves would stop all requests.
 
     Args:
-        matrix: ``[S, J]``, with columns of similar size.
+        matrix: ``[S, J]``.
         target: ``[S]``.
     """
     count = matrix.shape[1]
     found, free = np.zeros(count), np.zeros(count, np.bool_)
-    least = TINY_GAIN * max(1.0, float(np.abs(target).sum()))
+    rounding = ROUNDING * float(np.abs(matrix).sum(axis=0).max(initial=0.0) * np.abs(target).max(initial=0.0))
     for _ in range(3 * count):
-        gains = np.where(free, -np.inf, matrix.T @ (target - matrix @ found))
-        if gains.max(initial=-np.inf) <= least:
+        gradient = np.where(free, -np.inf, matrix.T @ (target - matrix @ found))
+        if gradient.max(initial=-np.inf) <= rounding:
             break
-        free[gains.argmax()] = True
-        while free.any():
+        free[gradient.argmax()] = True
+        while True:
             solved = np.zeros(count)
             solved[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-            negative = free & (solved <= 0.0)
+            negative = solved < 0.0
             if not negative.any():
                 found = solved
                 break
-            share = (found[negative] / (found[negative] - solved[negative])).min()
-            found += share * (solved - found)
-            free &= ~(negative & (found <= TINY_GAIN))
-            found[~free] = 0.0
+            shares = np.full(count, np.inf)  # of the way to ``solved``, up to which each unknown stays positive
+            shares[negative] = found[negative] / (found - solved)[negative]
+            first = int(shares.argmin())
+            free[first] = False  # each pass removes an unknown, so the loop ends
+            found = np.where(free, np.maximum(found + shares[first] * (solved - found), 0.0), 0.0)
     return found, float(np.linalg.norm(matrix @ found - target))

@@ -170,17 +170,17 @@ def test_what_reading_a_new_text_takes_is_learned() -> None:
     assert cost.feeding == pytest.approx(7e-6, rel=0.1)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 9))
-def test_least_squares_are_as_good_as_those_of_scipy(seed: int, samples: int, coefficients: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 9), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_least_squares_are_as_good_as_those_of_scipy(seed: int, samples: int, coefficients: int, size: float) -> None:
     generator = np.random.default_rng(seed)
-    matrix = generator.random((samples, coefficients))
-    matrix[:, generator.integers(coefficients)] *= generator.integers(2)  # a column that the samples do not determine
+    matrix = generator.random((samples, coefficients)) - generator.integers(2) / 4
+    chosen, other = generator.integers(coefficients, size=2)
+    matrix[:, chosen] = matrix[:, other] * generator.integers(2)  # the samples do not determine one coefficient
     target = matrix @ np.maximum(0.0, generator.normal(size=coefficients)) + 0.1 * generator.normal(size=samples)
-    found, residual = nonnegative_least_squares(matrix, target)
-    least = nnls(matrix, target)[1]
+    found, residual = nonnegative_least_squares(matrix, size * target)
     assert (found >= 0.0).all()
-    assert residual == pytest.approx(float(np.linalg.norm(matrix @ found - target)))
-    assert residual == pytest.approx(least, abs=1e-8)
+    assert residual == pytest.approx(float(np.linalg.norm(matrix @ found - size * target)))
+    assert residual == pytest.approx(size * nnls(matrix, target)[1], abs=1e-8 * size)
 
 
 def test_a_fit_imports_no_solver() -> None:
