@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.block_products import processor
 from benchmarks.common import write
 from benchmarks.kernels import medians
 from cospec.bench.roofline import Device, flop_rate
 from cospec.bench.roofline import bandwidth as measured_bandwidth
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.machine import processor
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache, LayerShape, block_bytes
 from cospec.models.kv_cache_formats import CACHE_DTYPES, encode

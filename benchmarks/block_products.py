@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from torch import Tensor
 from benchmarks.common import write
 from benchmarks.kernels import Shape, medians
 from cospec.bench.roofline import bandwidth as measured_bandwidth
+from cospec.machine import processor
 from cospec.models.weights.format import StoredWeight, WeightFormat
 from cospec.native import operators
 from cospec.native.library import ISAS, offered
@@ -39,14 +39,6 @@ PROMPT = 256  # rows
 MODELS = (Shape("Qwen2.5-0.5B", 896, 24, 4864, 14, 2), Shape("Llama-3.2-1B", 2048, 16, 8192, 32, 8))
 FORMATS = ("bf16", "int8", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
 WORKING_SET = 160 << 20  # bytes, several times a cache
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def random_weight(format: WeightFormat, outputs: int, inputs: int) -> StoredWeight:

@@ -10,7 +10,12 @@ from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
 SYSTEMS = ("generate", "assisted", "batching", "off", "draft-4", "ngram-4", "auto")
-LOADS = {"bf16": "avx512_bf16", "AVX-512": "avx512", "AVX2": "avx2"}
+LOADS = {
+    "bf16": "load_2-x-amd-epyc_avx512_bf16",
+    "AVX-512": "load_2-x-amd-epyc_avx512",
+    "AVX2": "load_2-x-amd-epyc_avx2",
+    "AVX2 alone": "load_2-x-amd-epyc-family-25-model-1_avx2",
+}
 
 
 def stored(name: str) -> Found:
@@ -64,11 +69,11 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             figure = _compared(f"servers_batch{size}", "cospec", other)
             yield f"speed of the server over {name}, float32, {times}", figure, "cospec bench compare", "servers"
     for kernels, file in LOADS.items():
-        rows = stored(f"load_2-x-amd-epyc_{file}")["rows"]
+        rows = stored(file)["rows"]
         for key, other in (("auto_over_best", "the best other configuration"), ("auto_over_off", "no speculation")):
             found = [row[key]["mean"] for row in rows]
             figure = ", ".join(f"{row['rate']:g}/s: {_ratio(cell)}" for row, cell in zip(rows, found, strict=True))
-            what = f"mean latency under load of the default over {other}, {kernels} kernels"
+            what = f"mean latency under load of the default over {other}, kernels {kernels}"
             yield what, figure, "python -m benchmarks.load", "load"
     pools = stored("pool")
     trees = [row for row in pools["same_nodes"] if row["workload"] == "mixed"]

@@ -167,7 +167,7 @@ REPORTS = {
             ("The same on 2026-11-22", "load"),
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
-            ("A processor without AVX-512", "load_2-x-amd-epyc-family-25-model-1_avx2"),
+            ("AVX2 alone: a processor without AVX-512", "load_2-x-amd-epyc-family-25-model-1_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
             ("The same with AVX-512", "load-disturbed_2-x-amd-epyc_avx512"),
             ("The same with AVX2", "load-disturbed_2-x-amd-epyc_avx2"),
