@@ -55,6 +55,12 @@ def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
     assert found == expected
 
 
+def test_engines_run_at_the_usual_priority(cluster: ClusterProcess) -> None:
+    """Ray starts its processes at priority 15 otherwise, so that another busy program takes all their time."""
+    wanted = psutil.Process().nice()
+    assert [psutil.Process(pid).nice() for pid in cluster.engines()] == [wanted, wanted]
+
+
 def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
     def joined() -> list[Any]:
         found = httpx.get(f"{cluster.url}/cluster", timeout=30).json()["nodes"]

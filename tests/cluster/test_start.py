@@ -42,7 +42,7 @@ def test_a_start_without_a_place_is_explained_and_stopped(tmp_path: Path) -> Non
         assert sentence in cluster.log
         cluster.below()
         down = start("down")
-        assert cluster.process.wait(60) == 0
+        assert cluster.process.wait(60) == 0, cluster.log
         assert down.wait(60) == 0
     finally:
         cluster.close()

@@ -35,10 +35,12 @@ if sys.platform == "linux":
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 os.execv(sys.argv[1], sys.argv[1:])
 """  # becomes a program that is killed when its parent dies, and that Ctrl-C does not end
-ENVIRONMENT = {  # no usage statistics, all log lines, and no connection that nothing asked for
+ENVIRONMENT = {  # no usage statistics, all log lines, no connection that nothing asked for, and processes at the
+    # usual priority: Ray's default of 15 leaves engines 3% of a processor that another process keeps busy
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",
+    "RAY_worker_niceness": "0",
 }
 NO_METRICS = {  # no port with metrics, which Ray opens on all interfaces and without a token
     "RAY_enable_metrics_collection": "0",
@@ -96,7 +98,8 @@ def start(name: str, machine: Machine) -> Iterator[str]:
     restarts: HeadRestarts | None = None
     try:
         if os.environ.get(REDIS):
-            restarts = HeadRestarts(next(each for each in below if each.is_running() and each.name() == HEAD))
+            head = next(each for each in below if each.is_running() and each.name() == HEAD)
+            restarts = HeadRestarts(head, context.address_info["gcs_address"])
         yield context.address_info["gcs_address"]
     finally:
         if restarts is not None:
@@ -150,10 +153,13 @@ class HeadRestarts:
 
     Args:
         head: the ``psutil.Process`` of the head.
+        address: of the head, ``host:port``. Ray lets the first head choose a port, which all others must take.
     """
 
-    def __init__(self, head: Any) -> None:
-        self._command, self._environment = [head.exe(), *head.cmdline()[1:]], head.environ()
+    def __init__(self, head: Any, address: str) -> None:
+        port = address.rpartition(":")[2]
+        self._command = [head.exe(), *head.cmdline()[1:], f"--gcs_server_port={port}"]  # the last of two flags counts
+        self._environment = head.environ()
         self._starting, self._closing = threading.Lock(), threading.Event()
         self._started: subprocess.Popen[bytes] | None = None
         threading.Thread(target=self._run, args=(head,), name="cospec-head", daemon=True).start()

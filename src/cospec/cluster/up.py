@@ -8,8 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,6 +20,7 @@ from cospec.errors import InvalidInput, words
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 START_LOOK_SECONDS = 0.2  # between two looks at a cluster that starts
 QUIET_SECONDS = 10.0  # of a start, before a sentence names what is missing
+STARTING, RUNNING, FAILED = "DEPLOYING", "RUNNING", "DEPLOY_FAILED"  # states of an application of Ray Serve
 
 
 def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -> None:
@@ -45,8 +45,8 @@ def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -
         state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
         watch = RayHeadWatch(head, config.health.head)
         try:
-            with deployed(config, port, lasting=address is not None) as started:
-                if _await_start(config, started, stopped, watch, say):
+            with deployed(config, port, lasting=address is not None):
+                if _await_start(config, stopped, watch, say):
                     say(f"cospec cluster {config.name} serves at {url}")
                 while not stopped.wait(LOOK_SECONDS):
                     watch.check(LOOK_SECONDS)
@@ -55,92 +55,97 @@ def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -
 
 
 @contextmanager
-def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[Future[None]]:
-    """Run the application of ``config`` in the connected Ray cluster for the time of the block.
-
-    Yields what is done once all deployments run. A thread waits there, because no signal ends the wait of Ray Serve.
+def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[None]:
+    """Hand the application of ``config`` to the connected Ray cluster, for the time of the block.
 
     Args:
         lasting: Ray outlives this process. Otherwise the end of Ray ends a start that has not finished: Ray Serve
             would wait ``health.grace`` for actors that never ran.
+
+    Raises:
+        InvalidInput: Ray Serve does not start.
     """
     from ray import serve
+    from ray.exceptions import RayError
 
     from cospec.cluster.application import LOGGING, application
 
     http = {"host": config.server.host, "port": port, "request_timeout_s": config.server.request_timeout}
-    serve.start(proxy_location="HeadOnly", http_options=http, logging_config=LOGGING)
-    started: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            serve.run(application(config), name=config.name, route_prefix="/")
-        except BaseException as error:
-            started.set_exception(error)
-        else:
-            started.set_result(None)
-
-    threading.Thread(target=run, name="cospec-start", daemon=True).start()
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=LOGGING)
+        serve.run_many(
+            [serve.RunTarget(application(config), name=config.name)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    except (RayError, TimeoutError) as error:
+        raise _not_started(str(error)) from error
     answers = True
     try:
-        yield started
+        yield
     except RayHeadLost:  # Ray's processes end with this process
         answers = False
         raise
     finally:
-        if answers and (lasting or started.done()):
+        if answers and (lasting or ((found := _overview(config.name)) is not None and found.status.value != STARTING)):
             serve.shutdown()
 
 
 def _await_start(
-    config: ClusterConfig,
-    started: Future[None],
-    stopped: threading.Event,
-    watch: RayHeadWatch,
-    say: Callable[[str], None],
+    config: ClusterConfig, stopped: threading.Event, watch: RayHeadWatch, say: Callable[[str], None]
 ) -> bool:
     """Whether the deployments run; not after a signal. Says what a long start waits for.
+
+    Ray Serve's own wait is not used: no signal ends that wait, and in another thread the wait would end this process
+    when Ray is left.
 
     Raises:
         RayHeadLost: Ray's head has ended.
         InvalidInput: the deployments cannot be started; the sentence is Ray Serve's.
     """
     quiet_until, look, said = time.monotonic() + QUIET_SECONDS, START_LOOK_SECONDS, ""
-    while not started.done():
+    while True:
+        found = _overview(config.name)
+        if found is not None and found.status.value == RUNNING:
+            return True
+        if found is not None and found.status.value == FAILED:
+            raise _not_started(found.message)
         if stopped.wait(look):
             return False
         watch.check(look)
-        if time.monotonic() < quiet_until:
+        if found is None or time.monotonic() < quiet_until:
             continue
-        look, missing = LOOK_SECONDS, _missing(config)
+        look, missing = LOOK_SECONDS, _missing(config, found.deployments)
         if missing not in ("", said):
             said = missing
             say(f"cospec cluster {config.name} waits for {missing}; cospec cluster status shows the machines")
-    try:
-        started.result()
-    except RuntimeError as error:
-        reason = words(f"not started ({str(error).strip().splitlines()[-1]})")
-        raise InvalidInput("the cluster", reason, "a configuration that starts") from error
-    return True
 
 
-def _missing(config: ClusterConfig) -> str:
-    """Deployments that do not run yet, each with the placement that its actors need."""
+def _not_started(message: str) -> InvalidInput:
+    reason = words(f"not started ({message.strip().splitlines()[-1]})")
+    return InvalidInput("the cluster", reason, "a configuration that starts")
+
+
+def _overview(name: str) -> Any:
+    """What Ray Serve says of an application; None where Ray Serve has no answer now."""
     from ray import serve
     from ray.exceptions import RayError
 
+    try:
+        return serve.status().applications.get(name)
+    except RayError:
+        return None
+
+
+def _missing(config: ClusterConfig, deployments: Mapping[str, Any]) -> str:
+    """Deployments that do not run yet, each with the placement that its actors need."""
     from cospec.cluster.application import DRAFTERS, TARGET
 
     places: dict[str, list[Placement]] = {DRAFTERS.format(name=each.name): [each.placement] for each in config.drafters}
     places[TARGET] = [config.target.placement]
     if config.target.stages is not None:
         places[TARGET].append(config.target.stages.placement)
-    try:
-        application = serve.status().applications.get(config.name)
-    except RayError:
-        return ""
-    found = {} if application is None else application.deployments
-    waiting = [name for name in sorted(places) if name in found and found[name].status.value != "HEALTHY"]
+    waiting = [name for name in sorted(places) if name in deployments and deployments[name].status.value != "HEALTHY"]
     return ", ".join(f"{name} ({' and '.join(map(_needs, places[name]))})" for name in waiting)
 
 

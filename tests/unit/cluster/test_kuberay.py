@@ -13,6 +13,7 @@ import yaml
 from cospec.cluster.config import ClusterConfig
 from cospec.cluster.nodes.keys import make_keys
 from cospec.cluster.nodes.wire import Welcome
+from cospec.cluster.ray_cluster import ENVIRONMENT
 from harness.nodes import Peer, hub_for_tests, on_nodes
 
 MANIFEST = Path("examples/cluster/kuberay.yaml")
@@ -98,7 +99,9 @@ def test_fields_are_those_of_the_custom_resource() -> None:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     for group in groups_of(cluster):
         (container,) = group["template"]["spec"]["containers"]
-        assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in container["env"]
+        settings = {each["name"]: each["value"] for each in container["env"]}
+        assert settings.items() <= ENVIRONMENT.items(), "as in a cluster that cospec starts"
+        assert {"RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"} <= settings.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
-"""The watch over Ray's head, and the files of running clusters; neither needs Ray."""
+"""The watch over Ray's head, its restarts, and the files of running clusters; none needs Ray."""
 
 from __future__ import annotations
 
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cospec.cluster import state_file
-from cospec.cluster.ray_cluster import RayHeadLost, RayHeadWatch
+from cospec.cluster.ray_cluster import HeadRestarts, RayHeadLost, RayHeadWatch
 from cospec.errors import InvalidInput
+from harness.waiting import until
 
 
 @pytest.fixture
@@ -33,6 +36,25 @@ def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
     watch.check(1)
     with pytest.raises(RayHeadLost, match=f"127.0.0.1:{port} has been away for 3 seconds"):
         watch.check(1)
+
+
+def test_a_head_starts_again_with_its_port_until_the_end() -> None:
+    program = "import time; time.sleep(60)"
+    dead = psutil.Popen([sys.executable, "-c", program, "--gcs_server_port=0"])
+    restarts = HeadRestarts(dead, "127.0.0.1:6379")
+
+    def running() -> list[psutil.Process]:
+        below = psutil.Process().children()
+        return [
+            each for each in below if each.cmdline()[2:] == [program, "--gcs_server_port=0", "--gcs_server_port=6379"]
+        ]
+
+    dead.kill()
+    until(running, "a new head")
+    running()[0].kill()
+    until(running, "a third head")
+    restarts.close()
+    until(lambda: not running(), "the end")
 
 
 def test_a_running_cluster_is_found_by_its_name(folder: Path) -> None:
