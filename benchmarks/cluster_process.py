@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -76,6 +77,14 @@ class ClusterProcess:
     def log(self) -> str:
         """What the cluster has printed."""
         return self.log_file.read_text(errors="replace")
+
+    def status(self) -> dict[str, Any]:
+        """What ``cospec cluster status`` prints."""
+        command = [sys.executable, "-m", "cospec", "cluster", "status", "--name", self.name]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if found.returncode:
+            raise RuntimeError(f"cospec cluster status ended with {found.returncode}:\n{found.stderr}")
+        return dict(json.loads(found.stdout))
 
     def below(self) -> dict[int, str]:
         """Command lines of all processes that the cluster has started, by process id."""

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,12 +56,6 @@ def ask(cluster: ClusterProcess, wanted: Ask) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def status(cluster: ClusterProcess) -> str:
-    """What ``cospec cluster status`` prints. The command asks Ray's head for the machines."""
-    command = [sys.executable, "-m", "cospec", "cluster", "status", "--name", cluster.name]
-    return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
-
-
 def test_requests_go_on_while_the_head_restarts(redis: str, tmp_path: Path) -> None:
     config = {
         "name": f"head-{os.getpid()}",
@@ -85,7 +78,9 @@ def test_requests_go_on_while_the_head_restarts(redis: str, tmp_path: Path) -> N
                 assert [line for line in lines if line][-1] == "data: [DONE]", "the running request"
             assert [ask(cluster, each) for each in asks] == wanted, "requests after the restart"
             await_another(cluster, head)
-            assert "HEALTHY" in status(cluster), "the head has its port and its state"
+            found = cluster.status()  # the command asks the head for the machines
+            assert [each["alive"] for each in found["machines"]] == [True]
+            assert {each["status"] for each in found["deployments"].values()} == {"HEALTHY"}
         assert cluster.log.count("Ray's head ended, and was started again") == 2
         assert cluster.process.poll() is None
     assert not cluster.left()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -97,14 +96,6 @@ def nodes_per_engine(cluster: ClusterProcess, second: psutil.Process) -> list[in
     return [sum(port in ports for port in joined) for ports in heard]
 
 
-def status(cluster: ClusterProcess) -> dict[str, Any]:
-    """What ``cospec cluster status`` prints."""
-    command = [sys.executable, "-m", "cospec", "cluster", "status", "--name", cluster.name]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0, found.stderr
-    return dict(json.loads(found.stdout))
-
-
 class Clients:
     """Clients that repeat one prompt each."""
 
@@ -166,13 +157,13 @@ def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(tmp_p
             assert len(cluster.replicas()) == 1
             with machine(cluster) as second:
                 until(lambda: replicas(second.pid))
-                assert [each["alive"] for each in status(cluster)["machines"]] == [True, True]
+                assert [each["alive"] for each in cluster.status()["machines"]] == [True, True]
                 until(lambda: engine_seconds(second.pid) > 0)
                 before = engine_seconds(second.pid)
                 until(lambda: engine_seconds(second.pid) > before + 0.5)
                 until(lambda: nodes_per_engine(cluster, second) == [1, 1], "a drafter node for each replica")
                 cut_power(second)
-                until(lambda: sum(each["alive"] for each in status(cluster)["machines"]) == 1, "the loss")
+                until(lambda: sum(each["alive"] for each in cluster.status()["machines"]) == 1, "the loss")
                 before_loss = clients.counts()
                 until(lambda: clients.answers_since(before_loss), "answers of the machine that is left")
                 assert clients.result() == expected
@@ -201,7 +192,7 @@ def test_a_replica_comes_to_the_cheapest_machine_and_leaves_with_the_load(tmp_pa
     with ClusterProcess(config, tmp_path) as cluster, ThreadPoolExecutor(len(asks)) as pool:
         assert len(cluster.replicas()) == 1
         with machine(cluster, "tier=cheap") as second:
-            until(lambda: [each["alive"] for each in status(cluster)["machines"]] == [True, True])
+            until(lambda: [each["alive"] for each in cluster.status()["machines"]] == [True, True])
             clients = Clients(cluster, asks, pool)
             try:
                 until(lambda: replicas(second.pid), "a replica on the cheap machine")

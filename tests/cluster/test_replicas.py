@@ -56,7 +56,7 @@ def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
 
 
 def test_engines_run_at_the_usual_priority(cluster: ClusterProcess) -> None:
-    """Ray starts its processes at priority 15 otherwise, so that another busy program takes all their time."""
+    """Ray's default is a niceness of 15, at which engines get almost no time next to a busy program."""
     wanted = psutil.Process().nice()
     assert [psutil.Process(pid).nice() for pid in cluster.engines()] == [wanted, wanted]
 

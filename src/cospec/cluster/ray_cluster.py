@@ -35,8 +35,9 @@ if sys.platform == "linux":
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 os.execv(sys.argv[1], sys.argv[1:])
 """  # becomes a program that is killed when its parent dies, and that Ctrl-C does not end
-ENVIRONMENT = {  # no usage statistics, all log lines, no connection that nothing asked for, and processes at the
-    # usual priority: Ray's default of 15 leaves engines 3% of a processor that another process keeps busy
+# No usage statistics, all log lines, and no connection that nothing asked for. Ray's processes have the usual priority:
+# at Ray's default, a niceness of 15, engines get almost no time on a processor that another process keeps busy.
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",
@@ -153,7 +154,7 @@ class HeadRestarts:
 
     Args:
         head: the ``psutil.Process`` of the head.
-        address: of the head, ``host:port``. Ray lets the first head choose a port, which all others must take.
+        address: of the head, ``host:port``. The first head chose this port; all processes of Ray know it.
     """
 
     def __init__(self, head: Any, address: str) -> None:

@@ -66,6 +66,22 @@ def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[None]:
         InvalidInput: Ray Serve does not start.
     """
     from ray import serve
+
+    answers = True
+    try:
+        _deploy(config, port)
+        yield
+    except RayHeadLost:  # Ray's processes end with this process
+        answers = False
+        raise
+    finally:
+        if answers and (lasting or ((found := _overview(config.name)) is not None and found.status.value != STARTING)):
+            serve.shutdown()
+
+
+def _deploy(config: ClusterConfig, port: int) -> None:
+    """Start Ray Serve and the deployments, and do not wait for the deployments."""
+    from ray import serve
     from ray.exceptions import RayError
 
     from cospec.cluster.application import LOGGING, application
@@ -78,17 +94,8 @@ def deployed(config: ClusterConfig, port: int, lasting: bool) -> Iterator[None]:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-    except (RayError, TimeoutError) as error:
+    except (RayError, TimeoutError, RuntimeError) as error:
         raise _not_started(str(error)) from error
-    answers = True
-    try:
-        yield
-    except RayHeadLost:  # Ray's processes end with this process
-        answers = False
-        raise
-    finally:
-        if answers and (lasting or ((found := _overview(config.name)) is not None and found.status.value != STARTING)):
-            serve.shutdown()
 
 
 def _await_start(
@@ -96,8 +103,8 @@ def _await_start(
 ) -> bool:
     """Whether the deployments run; not after a signal. Says what a long start waits for.
 
-    Ray Serve's own wait is not used: no signal ends that wait, and in another thread the wait would end this process
-    when Ray is left.
+    Ray Serve has a wait of its own, which no signal ends. In a thread, that wait would ask Ray after this process has
+    left Ray, and Ray would end the process with status 1.
 
     Raises:
         RayHeadLost: Ray's head has ended.
@@ -122,7 +129,8 @@ def _await_start(
 
 
 def _not_started(message: str) -> InvalidInput:
-    reason = words(f"not started ({message.strip().splitlines()[-1]})")
+    """The error of a cluster that does not start; the last line of Ray Serve's ``message`` names the reason."""
+    reason = words(f"not started ({(message.strip() or 'Ray Serve gives no reason').splitlines()[-1]})")
     return InvalidInput("the cluster", reason, "a configuration that starts")
 
 

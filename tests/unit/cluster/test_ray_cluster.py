@@ -1,18 +1,23 @@
-"""The watch over Ray's head, its restarts, and the files of running clusters; none needs Ray."""
+"""The watch over Ray's head, its restarts, failed starts, and the files of running clusters."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from benchmarks.cluster_process import descendants
 
 from cospec.cluster import state_file
+from cospec.cluster.config import ClusterConfig
 from cospec.cluster.ray_cluster import HeadRestarts, RayHeadLost, RayHeadWatch
+from cospec.cluster.up import deployed
 from cospec.errors import InvalidInput
 from harness.waiting import until
 
@@ -41,20 +46,40 @@ def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
 def test_a_head_starts_again_with_its_port_until_the_end() -> None:
     program = "import time; time.sleep(60)"
     dead = psutil.Popen([sys.executable, "-c", program, "--gcs_server_port=0"])
+    until(lambda: dead.cmdline()[-1:] == ["--gcs_server_port=0"] and dead.environ(), "a process with its arguments")
     restarts = HeadRestarts(dead, "127.0.0.1:6379")
 
-    def running() -> list[psutil.Process]:
-        below = psutil.Process().children()
-        return [
-            each for each in below if each.cmdline()[2:] == [program, "--gcs_server_port=0", "--gcs_server_port=6379"]
-        ]
+    def running() -> set[int]:
+        """Process ids of heads with both ports; the last flag counts."""
+        ends = f"-c {program} --gcs_server_port=0 --gcs_server_port=6379"
+        return {pid for pid, command in descendants(os.getpid()).items() if command.endswith(ends)}
 
     dead.kill()
-    until(running, "a new head")
-    running()[0].kill()
-    until(running, "a third head")
+    until(running, "a second head")
+    (second,) = running()
+    os.kill(second, signal.SIGKILL)
+    until(lambda: running() - {second}, "a third head")
+    (third,) = running()
     restarts.close()
     until(lambda: not running(), "the end")
+    assert third != second
+
+
+@pytest.mark.parametrize("message", ["", "a long story\nno place"])
+def test_a_ray_serve_that_does_not_start_is_one_sentence(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = pytest.importorskip("ray.serve", reason="Ray is not installed")
+
+    def start(**_: object) -> None:
+        raise TimeoutError(message)
+
+    monkeypatch.setattr(serve, "start", start)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}))
+    config = ClusterConfig.model_validate({"name": "a", "target": {"engine": {"model": "zoo"}}})
+    with (
+        pytest.raises(InvalidInput, match=r"not started \((no place|Ray Serve gives no reason)\)"),
+        deployed(config, 1, lasting=False),
+    ):
+        pytest.fail("the block ran")
 
 
 def test_a_running_cluster_is_found_by_its_name(folder: Path) -> None:
