@@ -3,8 +3,11 @@
 Run ``python -m benchmarks.load``. Requests of three domains arrive at Poisson times. At every rate all configurations
 serve the same requests at the same times. The configurations alternate in short turns, in a new order each turn, so
 that a slow minute of the machine affects all. Each configuration has a warm engine of its own. Latency counts from the
-due time, as a user sees it, so queues count. Ratios compare the same requests; intervals resample the turns. The best
-of several noisy figures is too good, so ``auto`` is also compared with the best configuration of the *other* turns.
+due time, as a user sees it, so queues count. Ratios compare the same requests. The best of several noisy figures is too
+good, so ``auto`` is also compared with the best configuration of the *other* turns.
+
+Two engines of the same configuration differ by up to 9%, as long as they exist, because of where their weights lie in
+memory. So ``--restarts`` loads all engines again, in a new order, and intervals resample the restarts before the turns.
 ``parts`` are requests, tokens and milliseconds of a step, which say why a configuration is slower: its drafts, or its
 steps. ``paired`` is the median over turns of the ratio of mean latencies in one turn, with an interval. Every engine
 serves ``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
@@ -16,6 +19,7 @@ serves ``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import re
@@ -25,7 +29,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from queue import SimpleQueue
@@ -169,12 +173,21 @@ def figures(turns: Turns) -> dict[str, dict[str, float]]:
     }
 
 
-def ratio(ours: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], statistic: str) -> dict[str, float]:
-    """Return a configuration's ratio to another, with a 95% interval from resampled turns and requests."""
+def resampled(turns: int, restarts: int, generator: np.random.Generator) -> list[int]:
+    """Draw as many turns again: restarts first, then turns of each. A restart has consecutive turns."""
+    size = turns // restarts
+    starts = size * generator.integers(0, restarts, restarts)
+    return [int(start + place) for start in starts for place in generator.integers(0, size, size)]
+
+
+def ratio(
+    ours: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], statistic: str, restarts: int
+) -> dict[str, float]:
+    """Return a configuration's ratio to another, with a 95% interval from resampled restarts, turns and requests."""
     pair = [[np.array(turn) for turn in each] for each in (ours, baseline)]
     generator, found = np.random.default_rng(0), []
     for _ in range(1000):
-        chosen = generator.integers(0, len(ours), len(ours))
+        chosen = resampled(len(ours), restarts, generator)
         places = [generator.integers(0, len(ours[turn]), len(ours[turn])) for turn in chosen]
         one, two = (np.concatenate([x[t][at] for t, at in zip(chosen, places, strict=True)]) for x in pair)
         found.append(MEASURES[statistic](one) / MEASURES[statistic](two))
@@ -193,27 +206,28 @@ def best(turns: Turns, statistic: str, among: Sequence[int]) -> str:
     return min(values, key=lambda name: values[name])
 
 
-def against_best(turns: Turns, statistic: str) -> dict[str, float | str]:
+def against_best(turns: Turns, statistic: str, restarts: int) -> dict[str, float | str]:
     """Return ``auto`` over the best of the others, see ``ratio``.
 
     The best of four is lucky, so equal systems give a ratio above 1.
     """
     name = best(turns, statistic, range(len(turns["auto"])))
-    return {"best": name, **ratio(turns["auto"], turns[name], statistic)}
+    return {"best": name, **ratio(turns["auto"], turns[name], statistic, restarts)}
 
 
-def against_chosen(turns: Turns, statistic: str) -> dict[str, float]:
+def against_chosen(turns: Turns, statistic: str, restarts: int) -> dict[str, float]:
     """Return ``auto`` over an operator's choice: in each turn the configuration that was best in all other turns."""
     every = range(len(turns["auto"]))
     chosen = [best(turns, statistic, [other for other in every if other != turn]) for turn in every]
-    return ratio(turns["auto"], [turns[name][turn] for turn, name in enumerate(chosen)], statistic)
+    return ratio(turns["auto"], [turns[name][turn] for turn, name in enumerate(chosen)], statistic, restarts)
 
 
-def paired(turns: Turns) -> dict[str, float | str]:
+def paired(turns: Turns, restarts: int) -> dict[str, float | str]:
     """Return the median over turns of ``auto``'s mean latency over the best other, with a 95% interval."""
     name = best(turns, "mean", range(len(turns["auto"])))
     ratios = np.array([np.mean(one) / np.mean(two) for one, two in zip(turns["auto"], turns[name], strict=True)])
-    drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
+    generator = np.random.default_rng(0)
+    drawn = [np.median(ratios[resampled(len(ratios), restarts, generator)]) for _ in range(2000)]
     low, high = np.quantile(drawn, [0.025, 0.975])
     return {"best": name, "ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
@@ -261,13 +275,34 @@ def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:
     figure.savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=110)
 
 
+Prompts = Sequence[Sequence[int]]
+
+
+@contextmanager
+def loaded(
+    names: Sequence[str], how: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[tuple[Mapping[str, Engine], Prompts]]:
+    """Load an engine of each configuration, in the order of ``names``, and serve some requests with each."""
+    with ExitStack() as stack:
+        llms = {name: stack.enter_context(LLM("zoo", CONFIGS[name], **how)) for name in names}
+        groups = zip(*(prompts(domain, 60) for domain in DOMAINS), strict=True)
+        texts = [llms["off"].encode(text)[:96] for group in groups for text in group]
+        for llm in llms.values():
+            serve(llm.engine, poisson(8, WARM, texts, options.tokens, 99), options.temperature)
+        freeze_gc()  # as in a server's process
+        yield {name: llm.engine for name, llm in llms.items()}, texts
+    gc.unfreeze()
+    gc.collect()  # the next engines shall not wait for the memory of these
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[1, 2, 4, 6, 8, 12, 16, 24, 32])
     parser.add_argument("--seconds", type=float, default=2.5, help="of arrivals in one turn")
     parser.add_argument("--fewest", type=int, default=5, help="requests in one turn")
-    parser.add_argument("--turns", type=int, default=4, help="of every configuration at every rate")
+    parser.add_argument("--turns", type=int, default=2, help="of every configuration at every rate, after each restart")
+    parser.add_argument("--restarts", type=int, default=3, help="how often all engines are loaded again")
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an output")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--instruction-set", default="auto", help="of the CPU kernels: auto, base, avx2, avx512, ...")
@@ -276,29 +311,23 @@ def main() -> None:
     parser.add_argument("--name", default="load")
     options = parser.parse_args()
     how = {"enable_prefix_caching": False, "instruction_set": options.instruction_set, "dtype": options.dtype}
-    llms = {name: LLM("zoo", config, **how) for name, config in CONFIGS.items()}
-    any_llm = llms["off"]
-    texts = [
-        any_llm.encode(text)[:96] for group in zip(*(prompts(d, 60) for d in DOMAINS), strict=True) for text in group
-    ]
-    for llm in llms.values():
-        serve(llm.engine, poisson(8, WARM, texts, options.tokens, 99), options.temperature)
-    freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
     spent: dict[tuple[float, str], Counter[str]] = defaultdict(Counter)
     with disturbed(options.disturb):
-        for turn in range(options.turns):
-            for rate, turns in found.items():
-                jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, turn)
-                for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
-                    engine = llms[name].engine
-                    spent[rate, name].subtract(counts(engine))
-                    turns[name].append(serve(engine, jobs, options.temperature))
-                    spent[rate, name].update(counts(engine))
-            print(f"turn {turn + 1} of {options.turns}", flush=True)
+        for restart in range(options.restarts):
+            with loaded(shuffler.sample(list(CONFIGS), len(CONFIGS)), how, options) as (engines, texts):
+                for turn in range(restart * options.turns, (restart + 1) * options.turns):
+                    for rate, turns in found.items():
+                        number = max(options.fewest, int(rate * options.seconds))
+                        jobs = poisson(rate, number, texts, options.tokens, turn)
+                        for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
+                            spent[rate, name].subtract(counts(engines[name]))
+                            turns[name].append(serve(engines[name], jobs, options.temperature))
+                            spent[rate, name].update(counts(engines[name]))
+                    print(f"turn {turn + 1} of {options.restarts * options.turns}", flush=True)
     rows = [
-        {**row_of(rate, turns), "parts": {name: parts(spent[rate, name]) for name in CONFIGS}}
+        {**row_of(rate, turns, options.restarts), "parts": {name: parts(spent[rate, name]) for name in CONFIGS}}
         for rate, turns in found.items()
     ]
     show(rows)
@@ -309,16 +338,16 @@ def main() -> None:
         plot(rows, options.name)
 
 
-def row_of(rate: float, turns: Turns) -> dict[str, Any]:
+def row_of(rate: float, turns: Turns, restarts: int) -> dict[str, Any]:
     """Return all figures of one rate."""
     return {
         "rate": rate,
         "requests": sum(map(len, turns["auto"])),
         "latency": figures(turns),
-        "auto_over_best": {statistic: against_best(turns, statistic) for statistic in MEASURES},
-        "auto_over_chosen": {statistic: against_chosen(turns, statistic) for statistic in MEASURES},
-        "paired": paired(turns),
-        "auto_over_off": {statistic: ratio(turns["auto"], turns["off"], statistic) for statistic in MEASURES},
+        "auto_over_best": {statistic: against_best(turns, statistic, restarts) for statistic in MEASURES},
+        "auto_over_chosen": {statistic: against_chosen(turns, statistic, restarts) for statistic in MEASURES},
+        "paired": paired(turns, restarts),
+        "auto_over_off": {statistic: ratio(turns["auto"], turns["off"], statistic, restarts) for statistic in MEASURES},
     }
 
 
