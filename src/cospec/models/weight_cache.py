@@ -1,5 +1,7 @@
 """Packed weights on disk, in the user's cache directory: a second start reads the file of the first.
 
+Models of one process that read the same file share the weights in memory.
+
 A file belongs to its key: the weight files, the options that change the packed weights, and the code that packs them.
 Large weight files count by name, inode, size, times and a sample of their contents. A write changes ``ctime``, which
 programs cannot set, so a changed file has another key. Small files count by their contents. Small models are kept too:
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cospec.errors import InvalidInput
 from cospec.machine import cache_directory
@@ -38,6 +41,8 @@ _ABANDONED = 3600  # seconds after which an unfinished file belongs to no proces
 _SUFFIX = ".weights"
 
 _log = logging.getLogger(__name__)
+_in_use: WeakValueDictionary[Path, PackedModel] = WeakValueDictionary()
+"""Packed weights that models of this process run on, by their files."""
 
 Pack = Callable[[ArrayMemory], dict[str, Any]]
 """Packs a model into memory, and returns its facts."""
@@ -68,7 +73,7 @@ class WeightCache:
         return cls(int(given))
 
     def packed(self, name: str, files: Sequence[Path], how: Mapping[str, Any], size: int, pack: Pack) -> PackedModel:
-        """Return packed weights: from the cache, or packed and stored for later starts.
+        """Return packed weights: in use already, from the cache, or packed and stored for later starts.
 
         Args:
             name: of the model, for its file and the log.
@@ -82,9 +87,9 @@ class WeightCache:
         text = json.dumps(key, sort_keys=True).encode()
         path = folder() / f"{name[:64]}-{hashlib.sha256(text).hexdigest()[:24]}{_SUFFIX}"
         try:
-            found = read_arrays(path, key)
+            found = _in_use.get(path) or read_arrays(path, key)
             os.utime(path)  # the time of the last use
-            return found
+            return _in_use.setdefault(path, found)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -94,7 +99,8 @@ class WeightCache:
             self._store(path, key, packed, lambda: self._key(files, how))
         except OSError as error:
             _log.warning("the packed weights of %s are not stored: %s", name, error)
-        return packed
+            return packed
+        return _in_use.setdefault(path, packed)
 
     def _key(self, files: Sequence[Path], how: Mapping[str, Any]) -> dict[str, Any] | None:
         known = [identity(file) for file in files]

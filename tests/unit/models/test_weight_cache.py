@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import transformers
 
 from cospec.assembly.build import load_options
 from cospec.config import EngineConfig
+from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models import weight_cache
@@ -62,7 +64,10 @@ def saved(tmp_path: Path) -> Path:
 
 
 def run(name: Path, options: LoadOptions = CACHED) -> torch.Tensor:
-    model = load_model(str(name), options)
+    return logits_of(load_model(str(name), options))
+
+
+def logits_of(model: Model) -> torch.Tensor:
     assert model.pages.allocate("a", len(PROMPT))
     return model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
 
@@ -93,6 +98,32 @@ def test_cold_warm_and_off_give_the_same_bits(
     assert torch.equal(run(path, options), off)
     with pytest.raises(AssertionError, match="packed again"):  # another option has a file of its own
         run(path, replace(options, quantization="q8_0"))
+
+
+def test_models_of_one_process_share_weights_as_long_as_one_exists(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path, key: Any) -> PackedModel:
+        reads.append(path)
+        return read_arrays(path, key)
+
+    monkeypatch.setattr(weight_cache, "read_arrays", read)
+    first, second = load_model(str(saved), CACHED), load_model(str(saved), CACHED)
+    assert len(reads) == 1  # before the file existed
+    expected = logits_of(first)
+    del first
+    gc.collect()
+    assert torch.equal(logits_of(second), expected)
+    entries()[0].unlink()
+    third = load_model(str(saved), CACHED)
+    assert len(reads) == 1 and len(entries()) == 1  # the removed file is written again
+    assert torch.equal(logits_of(third), expected)
+    del second, third
+    gc.collect()
+    assert torch.equal(run(saved), expected)
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (1, 2)])

@@ -35,7 +35,7 @@ _PART = 16 << 20  # bytes that a thread reads
 _ARENA = 64 << 20  # bytes; arrays of this size have memory of their own
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedModel:
     """A packed model.
 
