@@ -6,8 +6,9 @@ that a slow minute of the machine affects all. Each configuration has a warm eng
 due time, as a user sees it, so queues count. Ratios compare the same requests. The best of several noisy figures is too
 good, so ``auto`` is also compared with the best configuration of the *other* turns.
 
-Two engines of the same configuration differ by up to 9%, as long as they exist, because of where their weights lie in
-memory. So ``--restarts`` loads all engines again, in a new order, and intervals resample the restarts before the turns.
+Where an engine's memory lies changes its speed as long as the engine exists. So all engines share their weights,
+``--restarts`` loads them again in a new order, and intervals resample the restarts before the turns. ``control`` is the
+ratio of two engines without speculation, which shows what the benchmark cannot tell apart.
 ``parts`` are requests, tokens and milliseconds of a step, which say why a configuration is slower: its drafts, or its
 steps. ``paired`` is the median over turns of the ratio of mean latencies in one turn, with an interval. Every engine
 serves ``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
@@ -52,6 +53,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "off": {"method": "off"},
     **{f"k={k}": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": k} for k in (1, 3, 5)},
 }
+CONTROL = "off again"
+ENGINES: Mapping[str, Mapping[str, Any]] = {**CONFIGS, CONTROL: CONFIGS["off"]}
 MEASURES: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "p99": lambda x: np.quantile(x, 0.99)}
 COUNTED = ("steps", "generation_tokens", "step_seconds", "draft_seconds", "target_seconds")
 WARM = 20  # requests that every engine serves before the measurement
@@ -170,6 +173,7 @@ def figures(turns: Turns) -> dict[str, dict[str, float]]:
     return {
         name: {each: float(measure(np.concatenate(found))) for each, measure in MEASURES.items()}
         for name, found in turns.items()
+        if name in CONFIGS
     }
 
 
@@ -201,7 +205,7 @@ def best(turns: Turns, statistic: str, among: Sequence[int]) -> str:
     values = {
         name: float(MEASURES[statistic](np.concatenate([found[turn] for turn in among])))
         for name, found in turns.items()
-        if name != "auto"
+        if name not in ("auto", CONTROL)
     }
     return min(values, key=lambda name: values[name])
 
@@ -284,7 +288,7 @@ def loaded(
 ) -> Iterator[tuple[Mapping[str, Engine], Prompts]]:
     """Load an engine of each configuration, in the order of ``names``, and serve some requests with each."""
     with ExitStack() as stack:
-        llms = {name: stack.enter_context(LLM("zoo", CONFIGS[name], **how)) for name in names}
+        llms = {name: stack.enter_context(LLM("zoo", ENGINES[name], **how)) for name in names}
         groups = zip(*(prompts(domain, 60) for domain in DOMAINS), strict=True)
         texts = [llms["off"].encode(text)[:96] for group in groups for text in group]
         for llm in llms.values():
@@ -312,16 +316,16 @@ def main() -> None:
     options = parser.parse_args()
     how = {"enable_prefix_caching": False, "instruction_set": options.instruction_set, "dtype": options.dtype}
     shuffler = random.Random(0)
-    found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
+    found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in ENGINES} for rate in options.rates}
     spent: dict[tuple[float, str], Counter[str]] = defaultdict(Counter)
     with disturbed(options.disturb):
         for restart in range(options.restarts):
-            with loaded(shuffler.sample(list(CONFIGS), len(CONFIGS)), how, options) as (engines, texts):
+            with loaded(shuffler.sample(list(ENGINES), len(ENGINES)), how, options) as (engines, texts):
                 for turn in range(restart * options.turns, (restart + 1) * options.turns):
                     for rate, turns in found.items():
                         number = max(options.fewest, int(rate * options.seconds))
                         jobs = poisson(rate, number, texts, options.tokens, turn)
-                        for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
+                        for name in shuffler.sample(list(ENGINES), len(ENGINES)):
                             spent[rate, name].subtract(counts(engines[name]))
                             turns[name].append(serve(engines[name], jobs, options.temperature))
                             spent[rate, name].update(counts(engines[name]))
@@ -348,24 +352,28 @@ def row_of(rate: float, turns: Turns, restarts: int) -> dict[str, Any]:
         "auto_over_chosen": {statistic: against_chosen(turns, statistic, restarts) for statistic in MEASURES},
         "paired": paired(turns, restarts),
         "auto_over_off": {statistic: ratio(turns["auto"], turns["off"], statistic, restarts) for statistic in MEASURES},
+        "control": {statistic: ratio(turns[CONTROL], turns["off"], statistic, restarts) for statistic in MEASURES},
     }
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each rate."""
-    heads = "auto / best: mean", "p99", "auto / chosen: mean", "p99", "auto / best: mean of turns"
+    heads = (
+        *("auto / best: mean", "p99", "auto / chosen: mean", "p99", "auto / off: mean", "p99", "control: mean", "p99"),
+        "auto / best: mean of turns",
+    )
     table = Table("requests/s", *(f"{name} mean / p99 ms" for name in CONFIGS), *heads)
     for row in rows:
         cells = [f"{1e3 * f['mean']:.0f} / {1e3 * f['p99']:.0f}" for f in row["latency"].values()]
         ratios = [
             f"{r['ratio']:.2f} ({r['low']:.2f}-{r['high']:.2f}) {r.get('best', '')}"
-            for key in ("auto_over_best", "auto_over_chosen")
+            for key in ("auto_over_best", "auto_over_chosen", "auto_over_off", "control")
             for r in row[key].values()
         ]
         pairs = row["paired"]
         ratios.append(f"{pairs['ratio']:.2f} ({pairs['low']:.2f}-{pairs['high']:.2f}) {pairs['best']}")
         table.add_row(f"{row['rate']:g}", *cells, *ratios)
-    Console(width=240).print(table)
+    Console(width=300).print(table)
 
 
 if __name__ == "__main__":

@@ -160,9 +160,10 @@ REPORTS = {
         "Poisson arrivals of three domains. At every rate all configurations serve the same requests in short "
         "turns. Ratios are ratios of latencies of `auto` to another configuration, so below 1 is better. *the "
         "best* is chosen after the run; *the chosen* was best in all other turns. The last column is the "
-        "median of the ratios of single turns, with the interval of that median. Commands without `--restarts` "
-        "loaded each engine once. Two engines of one configuration then differed by up to 9%, by where their weights "
-        "lie in memory, and the intervals of these runs do not show that.",
+        "median of the ratios of single turns, with the interval of that median. *control* is the ratio of two engines "
+        "without speculation. Commands without `--restarts` loaded each engine once, with weights of its own. Two "
+        "engines of one configuration then differed by up to 9% on some machines, by where their weights lie in "
+        "memory, and the intervals of these runs do not show that.",
         (
             ("AVX-512 with bf16", "load_2-x-amd-epyc_avx512_bf16"),
             ("The same on 2026-11-23", "load_2-x-amd-epyc_avx512_bf16_earlier"),

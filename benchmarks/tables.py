@@ -161,7 +161,12 @@ def load(found: Found) -> Iterator[str]:
     The last column is the median over turns of ``auto`` over the best other configuration.
     """
     names = list(found["rows"][0]["latency"])
-    kinds = {"auto_over_best": "over the best", "auto_over_chosen": "over the chosen", "auto_over_off": "over `off`"}
+    kinds = {
+        "auto_over_best": "over the best",
+        "auto_over_chosen": "over the chosen",
+        "auto_over_off": "over `off`",
+        "control": "control",
+    }
     over = [key for key in kinds if key in found["rows"][0]]
     heads = [head for key in over for head in (kinds[key], "p99")]
     turns = ["median of turns"] if "paired" in found["rows"][0] else []
