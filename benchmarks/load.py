@@ -45,6 +45,7 @@ from rich.table import Table
 from benchmarks.common import DOMAINS, ROOT, machine, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.core.engine import Engine
+from cospec.core.types import Event
 from cospec.process_utils import freeze_gc
 from cospec.text.input_processor import make_requests
 
@@ -124,9 +125,27 @@ class RequestFeeder:
             os.eventfd_write(self.wakeup_fd, 1)
 
 
+@dataclass(frozen=True)
+class Served:
+    """A job that ended.
+
+    Attributes:
+        latency: seconds from the due time to the last token.
+        event: the last event, with all tokens.
+    """
+
+    latency: float
+    event: Event
+
+
 def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float]:
     """Return the latency of every job in seconds, from its due time to its last token."""
-    ends: dict[str, float] = {}
+    return [each.latency for each in served(engine, jobs, temperature)]
+
+
+def served(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[Served]:
+    """Serve all jobs, each from its due time."""
+    ends: dict[str, tuple[float, Event]] = {}
     ids: list[str] = []
     started = time.monotonic()
     with RequestFeeder(jobs, started) as feeder:
@@ -143,9 +162,9 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
                 engine.add(request)
             for event in engine.step():
                 if event.finish is not None:
-                    ends[event.id] = time.monotonic() - started
+                    ends[event.id] = time.monotonic() - started, event
         engine.set_wakeup_fd(-1)
-    return [ends[id] - job.due for id, job in zip(ids, jobs, strict=True)]
+    return [Served(ends[id][0] - job.due, ends[id][1]) for id, job in zip(ids, jobs, strict=True)]
 
 
 def counts(engine: Engine) -> Counter[str]:

@@ -313,6 +313,7 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "sequential": "cospec.execution.sequential:Sequential",
         "pipelined": "cospec.execution.pipelined:Pipelined",
         "draft-ahead": "cospec.execution.draft_ahead:DraftAhead",
+        "draft-outcomes": "cospec.execution.draft_outcomes:DraftOutcomes",
     },
     Declares(
         "execution mode",

@@ -21,7 +21,6 @@ from cospec.config import LinkConfig
 from cospec.core.engine import Engine
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, SpeculationParams
-from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
@@ -113,7 +112,7 @@ def test_nodes_of_a_pool(combiner: str, part: str, hub: NodeHub, start: Start) -
     assert not hub.status()
 
 
-@pytest.mark.parametrize("mode", ["draft-ahead", "pipelined"])
+@pytest.mark.parametrize("mode", ["draft-ahead", "draft-outcomes", "pipelined"])
 def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, start: Start) -> None:
     pool = pool_of({name: on_nodes(hub, name)[0] for name in NAMES}, "fuse", "hedge", VOCAB)
     assert pool.drafts_ahead
@@ -129,35 +128,21 @@ def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, sta
     pool.close()
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-def test_idle_nodes_draft_for_other_outcomes(nodes: int, hub: NodeHub, start: Start) -> None:
-    """The control has no idle node."""
-    drafter, _ = on_nodes(hub, "other")
-    for _ in range(nodes):
-        start(hub, "other")
-    until(lambda: rows(hub, "ready") == nodes, "the nodes")
-    engine = under(toy_engine(target(), drafter, "match", k=3), "draft-ahead", "process")
+@pytest.mark.parametrize("drafter", ["other", "ngram"])
+def test_a_node_drafts_after_outcomes(drafter: str, hub: NodeHub, start: Start) -> None:
+    """A lookup continues the whole draft alone."""
+    drafter_on_node, _ = on_nodes(hub, drafter)
+    start(hub, drafter)
+    until(lambda: rows(hub, "ready") == 1, "the node")
+    engine = under(toy_engine(target(), drafter_on_node, "match", k=3), "draft-outcomes", "process")
     for prefix in "ab":
         for request in requests(prefix):
             assert tokens_of(run_all(engine, [request])) == plain([request])
     used = engine.metrics().drafts_ahead
-    assert (used["other"] > 0) is (nodes > 1)
+    assert used["likeliest"] > 0 and (used["other"] > 0) is (drafter == "other")
+    assert not nodes_of(hub) & {row["node"] for row in hub.status() if row["state"] == "quarantined"}
     engine.execution_mode.close()
-    drafter.close()
-
-
-def test_idle_members_of_a_pool_draft_for_other_outcomes(hub: NodeHub, start: Start) -> None:
-    made = pool_of({name: on_nodes(hub, name)[0] for name in ("other", "ngram")}, "fuse", "hedge", VOCAB)
-    pool = PoolDrafter(made.members, made.combiner, made.routing, replace(made.setting, at_most=1))
-    start(hub, "other", "ngram")
-    until(lambda: rows(hub, "ready") == 2, "one node with two drafters")
-    engine = under(toy_engine(target(), pool, "match", k=3), "draft-ahead", "worker")
-    for prefix in "ab":
-        for request in requests(prefix):
-            assert tokens_of(run_all(engine, [request])) == plain([request])
-    assert engine.metrics().drafts_ahead["other"] > 0
-    engine.execution_mode.close()
-    pool.close()
+    drafter_on_node.close()
 
 
 def alone(hub: NodeHub) -> tuple[DrafterProxy, Engine]:

@@ -82,6 +82,7 @@ EXECUTION = {
     "sequential": ("sequential", "inline"),
     "pipelined": ("pipelined", "worker"),
     "draft-ahead": ("draft-ahead", "worker"),
+    "draft-outcomes": ("draft-outcomes", "worker"),
     "process": ("sequential", "process"),
     "pipelined process": ("pipelined", "process"),
     "draft-ahead process": ("draft-ahead", "process"),
@@ -181,6 +182,13 @@ ZOO: dict[str, dict[str, Any]] = {
     },
     "draft-ahead": {
         "speculative_config": {"method": "draft_model", "execution_mode": "draft-ahead", "drafter_executor": "thread"}
+    },
+    "draft-outcomes": {
+        "speculative_config": {
+            "method": "draft_model",
+            "execution_mode": "draft-outcomes",
+            "drafter_executor": "thread",
+        }
     },
     "process": {
         "speculative_config": {"method": "draft_model", "execution_mode": "sequential", "drafter_executor": "process"}

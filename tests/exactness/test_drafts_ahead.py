@@ -22,6 +22,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import DraftBuffer
 from cospec.execution.draft_dispatcher import AHEAD_SEEDS
+from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.verify.controls import KeepsAll
@@ -64,6 +65,14 @@ class Noted(DraftAhead):
         self.buffer = self.dispatcher.buffer = NotingBuffer()
 
 
+class NotedOutcomes(DraftOutcomes):
+    """``draft-outcomes`` with a ``NotingBuffer``."""
+
+    def __init__(self, components: ModeComponents) -> None:
+        super().__init__(components)
+        self.buffer = self.dispatcher.buffer = NotingBuffer()
+
+
 class NotedPicky(Picky, Noted):
     """Wrong on purpose: keeps what was made ahead only where it likes the tokens."""
 
@@ -95,7 +104,7 @@ def target() -> ToyModel:
 
 def windows(
     acceptance_method: str,
-    mode: type[Noted] = Noted,
+    mode: type[Noted | NotedOutcomes] = Noted,
     executor: str = "inline",
     keeps_all: bool = False,
     count: int = COUNT,
@@ -107,7 +116,7 @@ def windows(
     engine = under(made, "draft-ahead", executor, mode)
     found = tokens_of(run_all(engine, [_request(seed) for seed in range(count)], check=False))
     execution_mode = engine.execution_mode
-    assert isinstance(execution_mode, Noted)
+    assert isinstance(execution_mode, Noted | NotedOutcomes)
     windows: Windows = {}
     for id, starts in execution_mode.buffer.starts.items():
         tokens, free = [*PROMPT, *found[id]], 0
@@ -130,9 +139,12 @@ def p_value(found: Windows) -> float:
     return min(fit(each, wanted[before]) for before, each in found.items())
 
 
+@pytest.mark.parametrize("mode", [Noted, NotedOutcomes])
 @pytest.mark.parametrize("acceptance_method", METHODS)
-def test_tokens_drafted_ahead_follow_the_distribution(acceptance_method: str) -> None:
-    found = windows(acceptance_method)
+def test_tokens_drafted_ahead_follow_the_distribution(
+    acceptance_method: str, mode: type[Noted | NotedOutcomes]
+) -> None:
+    found = windows(acceptance_method, mode)
     assert len(found) == 2 and all(len(each) > 200 for each in found.values()), "too few tokens were drafted ahead"
     assert p_value(found) > LIKELY
 
@@ -142,9 +154,10 @@ def test_a_thread_drafts_the_same_ahead(acceptance_method: str) -> None:
     assert windows(acceptance_method, executor="prompt worker", count=FEW) == windows(acceptance_method, count=FEW)
 
 
+@pytest.mark.parametrize("mode", [Noted, NotedOutcomes])
 @pytest.mark.parametrize("acceptance_method", METHODS)
-def test_a_rule_that_keeps_everything_is_seen(acceptance_method: str) -> None:
-    assert p_value(windows(acceptance_method, keeps_all=True, count=FEW)) < IMPOSSIBLE
+def test_a_rule_that_keeps_everything_is_seen(acceptance_method: str, mode: type[Noted | NotedOutcomes]) -> None:
+    assert p_value(windows(acceptance_method, mode, keeps_all=True, count=FEW)) < IMPOSSIBLE
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])

@@ -174,7 +174,7 @@ def test_arrivals_and_aborts_in_the_middle(execution_mode: str, executor: str) -
         assert found[id] == (tokens[: len(found[id])] if id in aborted else tokens)
 
 
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
 def test_a_good_drafter_is_used(execution_mode: str) -> None:
     """The target as its own drafter: everything is accepted, and what was drafted ahead goes on where it was kept."""
     engine = under(toy_engine(strong(), ModelDrafter(strong()), k=3), execution_mode)

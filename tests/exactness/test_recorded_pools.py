@@ -161,7 +161,7 @@ def test_members_apart_score_the_prompt(recording: Recording, tmp_path: Path) ->
     assert max(pool.weights().values()) == pool.weights()["near"], "the best drafter is known"
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-outcomes"])
 def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path, execution_mode: str) -> None:
     recording.save(tmp_path / "toy.npz")
 

@@ -17,6 +17,7 @@ from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost
 from cospec.execution.auto import Auto
 from cospec.execution.draft_ahead import DraftAhead
+from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
 from cospec.runtime.codec import Codec
@@ -34,7 +35,13 @@ from cospec.runtime.messages import (
     Propose,
 )
 
-MODES = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
+MODES = {
+    "auto": Auto,
+    "sequential": Sequential,
+    "pipelined": Pipelined,
+    "draft-ahead": DraftAhead,
+    "draft-outcomes": DraftOutcomes,
+}
 
 
 def _failed(error: Exception) -> Future[Any]:

@@ -73,7 +73,7 @@ class Drafter(ABC):
         scores_known_tokens: ``score_known_tokens`` scores known tokens.
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
         is_stepwise: ``next_logits`` gives the logits after known tokens; a proxy's executor answers ``candidates``.
-        drafts_outcomes: ``propose_outcomes`` uses idle machines.
+        drafts_outcomes: takes budgets with ``outcomes``.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
@@ -99,20 +99,6 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """One draft for each context that the drafter can continue, with the nodes and the depth of its budget."""
-
-    def propose_outcomes(
-        self,
-        contexts: Sequence[DraftContext],
-        budgets: Sequence[DraftBudget],
-        others: Sequence[tuple[DraftContext, DraftBudget]],
-    ) -> list[Draft]:
-        """``propose``, and drafts for ``others`` as far as idle machines reach; called if ``drafts_outcomes`` is True.
-
-        Args:
-            others: further outcomes of the verification of the same sequences, likeliest first; each has another
-                length.
-        """
-        return self.propose(contexts, budgets)
 
     @abstractmethod
     def commit(self, commits: Sequence[Commit]) -> None:

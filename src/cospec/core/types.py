@@ -167,6 +167,8 @@ class DraftBudget:
         count_hits: the draft should have ``hits``, where the drafter reads the tokens of several steps at once.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
         skip_step: the step leaves the sequence out; a step never leaves out all of its sequences.
+        outcomes: the draft begins with the assumed tokens, and goes on after every number of them, because any number
+            may be accepted. ``depth`` and ``max_nodes`` count the other tokens.
     """
 
     depth: int = 0
@@ -178,11 +180,16 @@ class DraftBudget:
     count_hits: bool = False
     release: bool = False
     skip_step: bool = False
+    outcomes: bool = False
 
     @property
     def is_chain(self) -> bool:
         """Whether the draft is to have one node per level."""
         return not self.widths and self.max_nodes <= self.depth
+
+    def base(self, context: DraftContext) -> int:
+        """Return the known tokens of ``context`` before the draft, see ``Draft.base_len``."""
+        return context.committed_len if self.outcomes else len(context.tokens)
 
 
 @dataclass(frozen=True, slots=True)

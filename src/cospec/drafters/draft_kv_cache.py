@@ -48,10 +48,17 @@ class UncommittedDraft:
 
 @dataclass(slots=True)
 class _CachedRequest:
-    """One sequence: its known tokens in the drafter's ids, and the number of cached tokens."""
+    """One sequence.
+
+    Attributes:
+        own: its known tokens in the drafter's ids.
+        fed: number of cached tokens.
+        given: assumed tokens that the draft begins with, see ``DraftBudget.outcomes``.
+    """
 
     own: Sequence[int] = ()
     fed: int = 0
+    given: int = 0
     ahead: UncommittedDraft | None = field(default=None)
 
 
@@ -83,6 +90,7 @@ class DraftKVCache:
             self.free([context.id])  # without room, this sequence gets no drafts
             return None
         place.own, place.fed = own, min(place.fed, agreed)
+        place.given = len(context.tokens) - budget.base(context)
         return fitting
 
     def backlog_len(self, id: str, known: int) -> int:
@@ -101,7 +109,7 @@ class DraftKVCache:
             place = self._places[id] = _CachedRequest(fed=pages.open_sequence(id, tokens))
         if known + ahead > self.model.max_len or not pages.allocate(id, known + ahead):
             return None
-        place.own, place.fed, place.ahead = tokens, min(place.fed, known - 1), None
+        place.own, place.fed, place.ahead, place.given = tokens, min(place.fed, known - 1), None, 0
         pages.cache_blocks(id, tokens, place.fed)
         return place.fed
 
@@ -115,11 +123,14 @@ class DraftKVCache:
         return length <= self.model.max_len and self.model.pages.allocate(id, length)
 
     def known(self, id: str) -> int:
-        """Return the cache entries of an open sequence's known tokens."""
-        return len(self._places[id].own)
+        """Return the cache entries of an open sequence before its draft."""
+        return len(self._places[id].own) - self._places[id].given
 
     def logits_after_known(self, contexts: Sequence[DraftContext]) -> Tensor:
-        """Feed the backlog; returns rows ``[S, V]`` over the target's ids after the known tokens."""
+        """Feed the backlog; returns rows over the target's ids: one row ``[S, V]`` after the known tokens of each.
+
+        A sequence whose draft begins with its assumed tokens has a row after each of these too, in their order.
+        """
         logits = self.model.forward(self.backlog(contexts))
         return self.vocabulary.map_logits([self._places[context.id].own for context in contexts], logits)
 
@@ -133,7 +144,7 @@ class DraftKVCache:
         slices: list[SequenceSlice] = []
         for context in contexts:
             place = self._places[context.id]
-            rows, known = min(self.vocabulary.rows, len(place.own)), len(place.own)
+            rows, known = min(max(self.vocabulary.rows, 1 + place.given), len(place.own)), len(place.own)
             start = min(place.fed + self._cached_ahead(context), known - rows)
             while known - start > CATCH_UP_TOKENS:
                 piece = tuple(place.own[start : start + CATCH_UP_TOKENS])
@@ -157,11 +168,14 @@ class DraftKVCache:
         return next((at for at, node in enumerate(path) if node != at), len(path))
 
     def keep(self, context: DraftContext, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes."""
+        """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes.
+
+        The nodes of a draft that begins with the assumed tokens have these already.
+        """
         place, assumed = self._places[context.id], context.assumed
         place.fed = len(place.own) - assumed
         self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.stable_len(context)))
-        if assumed:
+        if assumed > place.given:
             parents = [*range(-1, assumed - 1), *[parent + assumed for parent in parents]]
             tokens = [*context.tokens[-assumed:], *tokens]
         place.ahead = UncommittedDraft(len(context.tokens) - assumed, place.fed, tokens, parents)

@@ -6,6 +6,9 @@ is the ``j``-th largest probability after the node, regardless of the token. So 
 is drawn and falls from child to child. The selection never depends on the token itself, as ``recursive`` requires.
 Greedy requests take the most probable tokens. Sampled tokens are drawn without replacement. Under ``match`` tokens
 come in the order of the target's own random numbers.
+
+A tree may begin with a chain that the target verifies meanwhile (``DraftBudget.outcomes``). All tokens of the chain are
+in the first frontier, so the tree continues the likeliest outcomes of the verification.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
-from cospec.core.tree import MAX_NODES, children, depths, path_to
+from cospec.core.tree import MAX_NODES, children, path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.sampling_params import SamplingParams
@@ -29,7 +32,7 @@ Calibrate = Callable[[Floats], Floats]
 
 def branches(budget: DraftBudget) -> bool:
     """Return whether a budget asks for more than a plain chain."""
-    return not budget.is_chain or budget.threshold > 0
+    return not budget.is_chain or budget.threshold > 0 or budget.outcomes
 
 
 def room(budget: DraftBudget) -> int:
@@ -47,6 +50,8 @@ class DynamicTree:
     # parameters of the confidences: a greedy request's own distribution is a point mass
     params: SamplingParams = field(init=False)
     base: int = field(init=False)  # known tokens when the draft began; the context's list grows
+    root: DraftContext = field(init=False)  # the context at the base
+    given: int = field(init=False)  # tokens that the tree begins with
     most: int = field(init=False)
     beams: int = field(init=False)
     tokens: list[int] = field(default_factory=list)
@@ -58,13 +63,23 @@ class DynamicTree:
     fed: list[int] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [-1])
     level: int = 0
+    grown: int = 0  # nodes before the latest level
 
     def __post_init__(self) -> None:
         params, budget = self.context.sampling, self.budget
         whole = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         self.params = whole if params.greedy else params
-        self.base = len(self.context.tokens)
-        self.most = min(budget.max_nodes, MAX_NODES)
+        self.base, self.root = budget.base(self.context), self.context
+        self.given = len(self.context.tokens) - self.base
+        if self.given:
+            self.root = replace(self.context, tokens=self.context.tokens[: self.base], assumed=0)
+            self.tokens += self.context.tokens[self.base :]
+            self.parents += range(-1, self.given - 1)
+            self.fed += range(self.given)
+            self.frontier += range(self.given)
+            self.raw, self.confidence, self.value = ([0.0] * self.given for _ in range(3))
+            self.level = self.grown = self.given
+        self.most = min(budget.max_nodes + self.given, MAX_NODES)
         share = -(-self.most // budget.depth)
         self.beams = self.most if budget.widths else share if share == 1 else max(2, share)
 
@@ -74,7 +89,8 @@ class DynamicTree:
         widths = self.budget.widths
         if not widths:
             return self.beams
-        return widths[self.level] if self.level < len(widths) else 1
+        level = self.level - self.given
+        return widths[level] if level < len(widths) else 1
 
     @property
     def fed_parents(self) -> list[int]:
@@ -89,11 +105,11 @@ class DynamicTree:
     def advance(self) -> bool:
         """Select the nodes to feed next; returns False when the tree is complete."""
         self.level += 1
-        if self.level == self.budget.depth or not self.tokens:
+        if self.level == self.given + self.budget.depth or not self.tokens:
             return False
         best = set(self._best()[: self.most])
-        depth = depths(self.parents)
-        newest = [node for node in range(len(self.tokens)) if depth[node] == self.level and node in best]
+        newest = [node for node in range(self.grown, len(self.tokens)) if node in best]
+        self.grown = len(self.tokens)
         beams = min(self.beams, room(self.budget) - len(self.fed))
         self.frontier = sorted(sorted(newest, key=lambda node: -self.value[node])[:beams])
         self.fed += self.frontier
@@ -114,6 +130,15 @@ class DynamicTree:
             np.stack([self.q[node] for node in kept]) if self.q else None,
             np.array([self.confidence[node] for node in kept]),
         )
+
+    def given_child(self, node: int) -> int | None:
+        """Return the node of the given chain after a frontier node; None if there is none."""
+        return node + 1 if self.level == self.given and node + 1 < self.given else None
+
+    def rate(self, node: int, raw: float, confidence: float) -> None:
+        """Set the confidence of a node of the given chain."""
+        self.raw[node], self.confidence[node] = raw, confidence
+        self.value[node] = confidence * (self.value[node - 1] if node else 1.0)
 
     def samples(self, tokens: Sequence[int]) -> list[CalibrationSample]:
         """Return samples of the nodes whose parent was committed, or was the last token before ``tokens``."""
@@ -161,17 +186,33 @@ def _extend(trees: Sequence[DynamicTree], logits: Tensor, calibrate: Calibrate) 
     if not trees:
         return
     q = target_probs(logits, [_block(tree) for tree in trees])
+    _take_given(trees, q, calibrate)
     widest = min(max(tree.width for tree in trees), q.shape[1])
-    ranked = -np.sort(np.partition(-q, widest - 1, axis=1)[:, :widest], axis=1)
+    first_choices = q.argmax(axis=1)  # the lower id on ties
+    if widest == 1:
+        ranked = np.take_along_axis(q, first_choices[:, None], 1)
+    else:
+        ranked = -np.sort(np.partition(-q, widest - 1, axis=1)[:, :widest], axis=1)
     shares = np.minimum.accumulate(calibrate(ranked), axis=1) * (ranked > 0)
     first, candidates = 0, list[_Candidate]()
     for tree in trees:
         own = slice(first, first + len(tree.frontier))
         counts = _counts(tree, shares[own])
         for row, node, count in zip(range(own.start, own.stop), tree.frontier, counts, strict=True):
-            candidates.append(_Candidate(tree, node, q[row], ranked[row], shares[row, :count]))
+            candidates.append(_Candidate(tree, node, q[row], int(first_choices[row]), ranked[row], shares[row, :count]))
         first = own.stop
     _choose(candidates)
+
+
+def _take_given(trees: Sequence[DynamicTree], q: Floats, calibrate: Calibrate) -> None:
+    """Rate the tokens of given chains, and remove these from ``q [rows, V]``, so that other tokens follow."""
+    rows = [(tree, node) for tree in trees for node in tree.frontier]
+    for row, (tree, node) in enumerate(rows):
+        child = tree.given_child(node)
+        if child is not None:
+            raw = q[row, tree.tokens[child]]
+            tree.rate(child, float(raw), float(calibrate(raw[None, None])[0, 0]))
+            q[row, tree.tokens[child]] = 0.0
 
 
 @dataclass(slots=True)
@@ -180,6 +221,7 @@ class _Candidate:
 
     Attributes:
         q: ``[V]``, the distribution of the children.
+        best: the token with the largest probability.
         ranked: ``[W]``, its largest entries in order.
         shares: ``[n]``, confidences of the first ``n`` entries.
     """
@@ -187,6 +229,7 @@ class _Candidate:
     tree: DynamicTree
     parent: int
     q: Floats
+    best: int
     ranked: Floats
     shares: Floats
 
@@ -195,8 +238,8 @@ class _Candidate:
         own."""
         context, tree = self.tree.context, self.tree
         number = 0 if self.parent < 0 else tree.fed.index(self.parent) + 1
-        draws = RandomStreams(context.seed, tree.base)
-        return draws.stream(tree.base + tree.level, context.stream_kind, number * MAX_NODES + place)
+        draws, depth = RandomStreams(context.seed, tree.base), len(path_to(tree.parents, self.parent))
+        return draws.stream(tree.base + depth, context.stream_kind, number * MAX_NODES + place)
 
     def add(self, place: int, token: int, q: Floats | None) -> None:
         tree, above = self.tree, self.tree.value[self.parent] if self.parent >= 0 else 1.0
@@ -225,7 +268,8 @@ def _choose(candidates: Sequence[_Candidate]) -> None:
     """Choose the children's tokens, one sibling position at a time; all draws of a position are one call."""
     for candidate in candidates:
         if candidate.tree.context.sampling.greedy:
-            for place, token in enumerate(_top(candidate.q, len(candidate.shares))):
+            count = len(candidate.shares)
+            for place, token in enumerate([candidate.best] if count == 1 else _top(candidate.q, count)):
                 candidate.add(place, token, None)
     drawing = [candidate for candidate in candidates if not candidate.tree.context.sampling.greedy]
     left = [candidate.q for candidate in drawing]
@@ -252,6 +296,5 @@ def _top(q: Floats, count: int) -> list[int]:
 
 
 def _block(tree: DynamicTree) -> RowBlock:
-    context = tree.context
     paths = [tree.path(node) for node in tree.frontier]
-    return RowBlock(tree.params, History.of_context(context, paths))
+    return RowBlock(tree.params, History.of_context(tree.root, paths))

@@ -21,7 +21,7 @@ class DraftAhead(OverlappedMode):
     If the target accepts all of a draft and its next token equals the drafter's next token, the following tokens are
     the next draft. Otherwise these tokens are dropped and the sequence is drafted again. The other sequences wait for
     this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
-    more. Idle drafter nodes draft after other outcomes of the verification: fewer accepted tokens, or another path.
+    more.
 
     With several steps in flight the other sequences need the drafter during a verification, and a draft ahead would
     delay their drafts. So the drafter drafts ahead only for a sequence that runs alone. The target gets such a draft at
@@ -39,22 +39,16 @@ class DraftAhead(OverlappedMode):
         """Return all entries; submits drafts ahead for those with a draft."""
         dispatcher = self.dispatcher
         self._windows.forget([entry.sequence.id for entry in entries])
-        while any(dispatcher.waits_for_draft(entry) for entry in entries):
-            dispatcher.submit_drafts(
-                [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)]
-            )
-            dispatcher.wait()
-            for entry in entries:
-                dispatcher.buffer.drop_stale(entry)
+        dispatcher.draft_missing(entries)
         drafts = dispatcher.drafts_of(entries)
         if dispatcher.drafts_ahead:
             pairs = [(entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id))]
-            ahead = [(draft, dispatcher.continue_outcomes(entry, draft)) for entry, draft in pairs]
+            ahead = [(draft, dispatcher.continue_draft(entry, draft)) for entry, draft in pairs]
             if self.windows_ahead is None:
-                dispatcher.submit_drafts([request for _, requests in ahead for request in requests])
+                dispatcher.submit_drafts([request for _, request in ahead if request is not None])
             else:
-                for draft, requests in ahead:
-                    self._windows.follow(draft, requests)
+                for draft, request in ahead:
+                    self._windows.follow(draft, request)
         return entries, drafts
 
     def free(self, ids: Sequence[str]) -> None:

@@ -7,10 +7,10 @@ an entry::
                └────── drop ──────┘  stale: the sequence took another path, so its draft is discarded
 
 A draft continues the tokens of its ``DraftRequest``. The last ``assumed`` of these tokens were a draft under
-verification at the time of the request. ``rebase`` returns the part that still holds after the sequence has moved on.
-The result is exact: tokens that decide whether a draft is kept were fixed before the kept tokens were drawn. A draft
-from before the latest verification that does not reach beyond the verified tokens is never kept. So no token is
-verified twice.
+verification at the time of the request. A draft after all outcomes (``DraftBudget.outcomes``) begins with these tokens
+instead. ``rebase`` returns the part that still holds after the sequence has moved on. The result is exact: tokens that
+decide whether a draft is kept were fixed before the kept tokens were drawn. A draft from before the latest verification
+that does not reach beyond the verified tokens is never kept. So no token is verified twice.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cospec.core.tree import chain, children
-from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, RequestState, ScheduledRequest
+from cospec.core.tree import children, depths
+from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """One sequence as its drafter sees it; a copy that does not change while the drafter runs.
-
-    Attributes:
-        rank: place among the outcomes of the sequence's verification, the likeliest is 0.
-    """
+    """One sequence as its drafter sees it; a copy that does not change while the drafter runs."""
 
     context: DraftContext
     budget: DraftBudget
-    rank: int = 0
 
     @property
     def id(self) -> str:
         return self.context.id
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the draft continues tokens that the target did not verify yet."""
+        return bool(self.context.assumed) or self.budget.outcomes
+
     def is_valid(self, tokens: Sequence[int]) -> bool:
         """Return whether the requested draft can still continue ``tokens``, all of which are committed.
 
         The sequence gained nothing in the meantime, or all assumed tokens and at most one more. A window in flight that
-        is not fully accepted refutes the draft. Another outcome than the likeliest may assume no token.
+        is not fully accepted refutes the draft. Only its tokens can refute a draft after all outcomes.
         """
         context, sure = self.context, self.context.committed_len
         gained = len(tokens) - sure
-        if gained == 0 or (context.assumed == 0 and not self.rank):
+        if self.budget.outcomes:
+            return gained >= 0
+        if gained == 0 or context.assumed == 0:
             return gained == 0
         return context.assumed <= gained <= context.assumed + 1 and all(
             tokens[place] == context.tokens[place] for place in range(sure, len(context.tokens))
@@ -55,14 +57,19 @@ class DraftRequest:
 
 def rebase(request: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft | None:
     """Return the part of ``draft`` after ``tokens``; None if nothing is left or the sequence took another path."""
-    base, known = len(request.context.tokens), len(tokens)
+    base, known = request.budget.base(request.context), len(tokens)
     if draft.base_len != base or known < base or not request.is_valid(tokens) or not len(draft):
         return None
     if known == base:
-        return draft
-    # One committed token follows the assumed ones; what follows this token in the draft still holds.
-    first = next((node for node in children(draft.parents, -1) if draft.tokens[node] == tokens[base]), None)
-    return None if first is None else _below(draft, first, known)
+        return None if request.budget.outcomes else draft  # the first tokens of the former are still in the target
+    # Committed tokens follow; what follows the last of these tokens in the draft still holds.
+    top = -1
+    for token in tokens[base:]:
+        found = [child for child in children(draft.parents, top) if draft.tokens[child] == token]
+        if not found:
+            return None
+        top = found[0]
+    return _below(draft, top, known)
 
 
 def _below(draft: Draft, top: int, base: int) -> Draft | None:
@@ -77,15 +84,52 @@ def _below(draft: Draft, top: int, base: int) -> Draft | None:
 
 
 def fit_to_budget(draft: Draft | None, budget: DraftBudget) -> Draft | None:
-    """Fit a draft to a later budget: cut a chain, drop a tree that is too large."""
-    if draft is None or budget.depth < 1:
+    """Cut a draft to a later budget: to the nodes with the largest probability of acceptance, or to the best path."""
+    if draft is None or budget.depth < 1 or budget.max_nodes < 1:
         return None
-    if len(draft) <= budget.max_nodes and draft.depth <= budget.depth:
+    if len(draft) <= budget.max_nodes and draft.depth <= budget.depth and (draft.is_chain or not budget.is_chain):
         return draft
-    if not draft.is_chain:
-        return None
-    kept = range(min(budget.depth, budget.max_nodes))
-    return _some(draft, kept, chain(len(kept)), draft.base_len)
+    if draft.is_chain:
+        kept: Sequence[int] = range(min(budget.depth, budget.max_nodes))
+    elif budget.is_chain:
+        kept = best_path(draft)[: budget.depth]
+    else:
+        reach, levels = _reach(draft), depths(draft.parents)
+        allowed = [node for node in range(len(draft)) if levels[node] <= budget.depth]
+        kept = sorted(sorted(allowed, key=lambda node: -reach[node])[: budget.max_nodes])
+    return _nodes(draft, kept, draft.base_len)
+
+
+def _reach(draft: Draft) -> list[float]:
+    """Return the probability of each node that it and all nodes above are accepted; never more than its parent's."""
+    given = [0.5] * len(draft) if draft.confidence is None else draft.confidence.tolist()
+    reach: list[float] = []
+    for node, parent in enumerate(draft.parents):
+        reach.append(given[node] * (reach[parent] if parent >= 0 else 1.0))
+    return reach
+
+
+def best_path(draft: Draft) -> list[int]:
+    """Return the path with the most expected accepted tokens."""
+    if draft.is_chain:
+        return list(range(len(draft)))
+    expected, following = _reach(draft), [-1] * (len(draft) + 1)
+    best = [0.0] * (len(draft) + 1)  # below each node; of the root at the end
+    for node in reversed(range(len(draft))):
+        parent, value = draft.parents[node], expected[node] + best[node]
+        if following[parent] < 0 or value >= best[parent]:
+            best[parent], following[parent] = value, node
+    path, node = [], following[-1]
+    while node >= 0:
+        path.append(node)
+        node = following[node]
+    return path
+
+
+def _nodes(draft: Draft, kept: Sequence[int], base: int) -> Draft:
+    """Return the nodes ``kept``, which are in order and have their parents, as a draft after ``base`` tokens."""
+    place = {-1: -1} | {node: at for at, node in enumerate(kept)}
+    return _some(draft, kept, tuple([place[draft.parents[node]] for node in kept]), base)
 
 
 def _some(draft: Draft, kept: Sequence[int], parents: tuple[int, ...], base: int) -> Draft:
@@ -104,27 +148,20 @@ def _some(draft: Draft, kept: Sequence[int], parents: tuple[int, ...], base: int
 class DraftBuffer:
     """Every sequence has at most one entry: a pending request, or a finished draft (None: the drafter made no draft).
 
-    Requests after other outcomes of the sequence's verification wait besides. When the entry is stale, the request or
-    draft whose outcome has come true takes its place.
-
     Attributes:
-        used: drafts made during verification that were used: after the likeliest outcome, after another outcome, and
-            for windows that were submitted during the verification.
+        used: drafts made during verification that were used: after the likeliest outcome, where the whole draft was
+            accepted, after another outcome, and for windows that were submitted during the verification.
     """
 
     def __init__(self) -> None:
         self.pending: dict[str, DraftRequest] = {}
         self.ready: dict[str, tuple[DraftRequest, Draft | None]] = {}
         self.used = {"likeliest": 0, "other": 0, "in flight": 0}
-        self._others: dict[str, dict[DraftRequest, Draft | None]] = {}  # None: not there yet
         self.stale = 0  # drafts that were discarded because their sequence took another path
 
     def add(self, requests: Iterable[DraftRequest]) -> None:
         """Add pending requests."""
         for request in requests:
-            if request.rank:
-                self._others.setdefault(request.id, {})[request] = None
-                continue
             assert request.id not in self.pending and request.id not in self.ready, "a sequence has two drafts"
             self.pending[request.id] = request
 
@@ -132,19 +169,13 @@ class DraftBuffer:
         """Store a drafter's answer; omitted sequences have no draft. Answers to dropped requests are ignored."""
         found = {(draft.id, draft.base_len): draft for draft in drafts}
         for request in requests:
-            draft = found.get((request.id, len(request.context.tokens)))
-            others = self._others.get(request.id, {})
-            if request in others:
-                others[request] = draft
-                if draft is None:
-                    del others[request]
-                continue
+            draft = found.get((request.id, request.budget.base(request.context)))
             if self.pending.get(request.id) is not request:
-                self.stale += not request.rank
+                self.stale += 1
                 continue
             del self.pending[request.id]
             # a failed draft ahead can still be drafted after the commit
-            if draft is not None or not request.context.assumed + request.rank:
+            if draft is not None or not request.is_ahead:
                 self.ready[request.id] = request, draft
 
     def drop_stale(self, entry: ScheduledRequest) -> None:
@@ -157,18 +188,16 @@ class DraftBuffer:
         if pending is not None and draft is not None and rebase(pending, draft, sequence.tokens) is None:
             del self.ready[sequence.id]
             self.stale += 1
-        if sequence.id not in self.pending and sequence.id not in self.ready:
-            self._promote(sequence)
 
     def take(self, entry: ScheduledRequest) -> Draft | None:
         """Return the finished draft of a planned sequence, after its current tokens and within its current budget."""
-        self._others.pop(entry.sequence.id, None)
         request, draft = self.ready.pop(entry.sequence.id, (None, None))
         if request is None or draft is None:
             return None
         fitting = fit_to_budget(rebase(request, draft, entry.sequence.tokens), entry.budget)
-        if fitting is not None and request.context.assumed + request.rank:
-            self.used["other" if request.rank else "likeliest"] += 1
+        if fitting is not None and request.is_ahead:
+            whole = len(entry.sequence.tokens) > len(request.context.tokens)
+            self.used["likeliest" if whole else "other"] += 1
         return fitting
 
     def take_window(self, entry: ScheduledRequest, request: DraftRequest) -> tuple[AssumedTokens, Draft] | None:
@@ -194,17 +223,6 @@ class DraftBuffer:
         for id in ids:
             self.pending.pop(id, None)
             self.ready.pop(id, None)
-            self._others.pop(id, None)
-
-    def _promote(self, sequence: RequestState) -> None:
-        """Keep what was requested for the outcome that has come true."""
-        for request, draft in self._others.pop(sequence.id, {}).items():
-            if len(sequence.tokens) <= len(request.context.tokens) or not request.is_valid(sequence.tokens):
-                continue
-            if draft is None:
-                self.pending[sequence.id] = request
-            elif rebase(request, draft, sequence.tokens) is not None:
-                self.ready[sequence.id] = request, draft
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if a sequence has two entries or another id."""

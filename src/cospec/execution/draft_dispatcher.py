@@ -12,7 +12,7 @@ from cospec.core.interfaces import Executor, ModeComponents
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
 from cospec.core.submitted_step import CancellableFuture, FinishedFuture, Future, SubmittedStep
-from cospec.core.tree import children, path_to
+from cospec.core.tree import MAX_NODES
 from cospec.core.types import (
     Commit,
     Draft,
@@ -23,12 +23,13 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.errors import DrafterLost
-from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
+from cospec.execution.acceptance_rate import AcceptanceRate
+from cospec.execution.draft_buffer import DraftBuffer, DraftRequest, best_path
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
-from cospec.execution.likely_outcomes import GUESSES, AcceptanceRate, likeliest_outcomes
 from cospec.runtime.executor_base import DRAFT_TIMEOUT
 from cospec.runtime.in_process_executors import InlineExecutor
 
+GUESSES = 4  # of the target's own token, after each number of accepted tokens
 AHEAD_SEEDS = 1 << 32  # derived seeds from this number on belong to drafts made ahead
 
 log = logging.getLogger(__name__)
@@ -64,16 +65,10 @@ class DraftDispatcher:
         return self.available and self.components.drafter is not None and self.components.drafter.drafts_ahead
 
     def submit_drafts(self, requests: Sequence[DraftRequest]) -> None:
-        """Submit draft requests as one batch; several of one sequence are outcomes of its verification."""
+        """Submit draft requests as one batch."""
         if requests and self.executor is not None:
             self.buffer.add(requests)
-            contexts, budgets = _arguments(requests)
-            others = [(request.context, request.budget) for request in requests if request.rank]
-            if others:
-                future = self.executor.submit("propose_outcomes", contexts, budgets, others)
-            else:
-                future = self.executor.submit("propose", contexts, budgets)
-            self._jobs.append((future, requests))
+            self._jobs.append((self.executor.submit("propose", *_arguments(requests)), requests))
 
     def open(self, entries: Sequence[ScheduledRequest]) -> None:
         """Begin a step: free what the policy releases, collect finished drafts, drop stale drafts."""
@@ -121,6 +116,21 @@ class DraftDispatcher:
             found, failures = propose_one_by_one(self._call, *_arguments(requests))
             self._failures |= failures
         return found
+
+    def wait_for_pending(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Wait for the drafts of these sequences that were requested."""
+        while any(entry.budget.depth > 0 and entry.sequence.id in self.buffer.pending for entry in entries):
+            self.wait()
+            for entry in entries:
+                self.buffer.drop_stale(entry)
+
+    def draft_missing(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Wait until every sequence that is to have a draft has one, or its drafter has answered without."""
+        while any(map(self.waits_for_draft, entries)):
+            self.submit_drafts([self.continue_committed(entry) for entry in entries if self.needs_draft(entry)])
+            self.wait()
+            for entry in entries:
+                self.buffer.drop_stale(entry)
 
     def waits_for_draft(self, entry: ScheduledRequest) -> bool:
         """Return whether the sequence is to be verified with a draft that is not finished yet."""
@@ -174,16 +184,20 @@ class DraftDispatcher:
         return DraftRequest(_context(sequence, list(sequence.tokens), sequence.request.seed, stream_kind), entry.budget)
 
     def continue_draft(self, entry: ScheduledRequest, draft: Draft) -> DraftRequest | None:
-        """Return a request for a draft after ``draft``, as if all of this chain under verification were accepted.
+        """Return a request for a draft after ``draft``, as if its likeliest path were accepted.
 
         The first token must match the target's token after ``draft``, so the draft is one token longer than the budget.
         Each window gives the draft a seed of its own: a sequence may reach the same length on another path, and no
         random number may serve twice. Under the target's random stream the seed stays, because one number draws the
-        token of each position. None if the output ends too early for such a draft.
+        token of each position. Under this stream alone a tree is continued: no draft can select among drawn tokens.
+        None if the output ends too early for such a draft.
         """
         sequence, base = entry.sequence, draft.base_len
-        path = [*(() if entry.assumed is None else entry.assumed.tokens), *draft.tokens]
+        own = [draft.tokens[node] for node in best_path(draft)]
+        path = [*(() if entry.assumed is None else entry.assumed.tokens), *own]
         stream_kind, seed = self.components.verifier.acceptance_method(sequence).stream_kind, sequence.request.seed
+        if stream_kind is not StreamKind.TARGET and not draft.is_chain:
+            return None
         if stream_kind is not StreamKind.TARGET:
             # A refuted window and a later window may have the same base, and the later one follows more target calls.
             calls = 0 if entry.assumed is None else 1 + sequence.stats.target_calls
@@ -194,31 +208,35 @@ class DraftDispatcher:
         budget = DraftBudget(depth, depth, threshold=entry.budget.threshold)
         return DraftRequest(_context(sequence, [*sequence.tokens, *path], seed, stream_kind, len(path)), budget)
 
-    def continue_outcomes(self, entry: ScheduledRequest, draft: Draft) -> list[DraftRequest]:
-        """Return requests for drafts after the likeliest outcomes of the verification of ``draft``, likeliest first.
+    def drafts_outcomes(self, entry: ScheduledRequest) -> bool:
+        """Return whether a draft of the sequence may continue all outcomes of a verification.
 
-        A draft after an outcome begins with guesses of the next token: its first tokens, which the target's token is
-        compared with. Only the target's random stream allows that: whether a draft arrives and is kept then cannot
-        select among drawn tokens. Otherwise the whole chain is the only outcome.
+        Only the target's random stream allows that: whether a draft arrives and is kept then cannot select among drawn
+        tokens.
         """
-        drafter, sequence = self.components.drafter, entry.sequence
+        drafter = self.components.drafter
+        kind = self.components.verifier.acceptance_method(entry.sequence).stream_kind
+        return self.available and drafter is not None and drafter.drafts_outcomes and kind is StreamKind.TARGET
+
+    def continue_outcomes(self, entry: ScheduledRequest, draft: Draft | None, nodes: int) -> DraftRequest | None:
+        """Return a request for a draft that continues the outcomes of the verification in flight.
+
+        The draft begins with the likeliest path of ``draft``, and branches after each of its tokens: the target's token
+        is looked for among the first tokens of the branches (SSD, 2603.03251). None if the output ends too early.
+
+        Args:
+            nodes: of the draft at most.
+        """
+        sequence, budget = entry.sequence, entry.budget
+        depth = _depth_after(entry, 0)
+        if depth < 2 or not budget.depth:
+            return None
+        path = [] if draft is None else [draft.tokens[node] for node in best_path(draft)]
         kind = self.components.verifier.acceptance_method(sequence).stream_kind
-        if drafter is None or not drafter.drafts_outcomes or kind is not StreamKind.TARGET:
-            request = self.continue_draft(entry, draft) if draft.is_chain else None
-            return [] if request is None else [request]
-        found: list[DraftRequest] = []
-        for rank, node in enumerate(likeliest_outcomes(draft, self.rate.value)):
-            path = [draft.tokens[each] for each in path_to(draft.parents, node)]
-            depth = _depth_after(entry, len(path))
-            if depth >= 2:
-                rejected = len(children(draft.parents, node))
-                guesses = 1 if rank == 0 and draft.is_chain else rejected + GUESSES
-                widths = () if guesses == 1 else (guesses,)
-                budget = DraftBudget(depth, guesses * depth, widths, threshold=entry.budget.threshold)
-                tokens = [*sequence.tokens, *path]
-                context = _context(sequence, tokens, sequence.request.seed, kind, len(path))
-                found.append(DraftRequest(context, budget, rank))
-        return found if found and not found[0].rank else []
+        context = _context(sequence, [*sequence.tokens, *path], sequence.request.seed, kind, len(path))
+        count = max(depth, min(nodes, MAX_NODES) - len(path))
+        shape = DraftBudget(depth, count, (GUESSES,), budget.drafters, confident=True, outcomes=True)
+        return DraftRequest(context, shape)
 
     def close(self) -> None:
         """Wait for all pending calls of the drafter, and discard the results."""
@@ -259,9 +277,7 @@ class DraftDispatcher:
 
 
 def _arguments(requests: Sequence[DraftRequest]) -> tuple[list[DraftContext], list[DraftBudget]]:
-    """The arguments of ``propose``: the likeliest outcome of each sequence."""
-    likeliest = [request for request in requests if not request.rank]
-    return [request.context for request in likeliest], [request.budget for request in likeliest]
+    return [request.context for request in requests], [request.budget for request in requests]
 
 
 def _depth_after(entry: ScheduledRequest, accepted: int) -> int:

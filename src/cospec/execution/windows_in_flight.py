@@ -35,12 +35,12 @@ class _Continuation:
     """What continues the latest window of a sequence.
 
     Attributes:
-        requests: for drafts after outcomes of the window, the likeliest first.
+        request: for the draft after the window; None: there is none.
         windows: for each window up to this one the number of tokens of the sequence if the window is accepted and the
             next token is guessed, and the probability of that; 0 for a tree.
     """
 
-    requests: Sequence[DraftRequest]
+    request: DraftRequest | None
     windows: Sequence[tuple[int, float]]
 
     def probability(self, sequence: RequestState) -> float:
@@ -67,8 +67,8 @@ class WindowsInFlight:
             self._next.pop(id, None)
             self._wanted.discard(id)
 
-    def follow(self, draft: Draft, requests: Sequence[DraftRequest], before: Sequence[tuple[int, float]] = ()) -> None:
-        """Note the requests that continue a submitted window; ``draft`` submits these requests to the drafter.
+    def follow(self, draft: Draft, request: DraftRequest | None, before: Sequence[tuple[int, float]] = ()) -> None:
+        """Note the request that continues a submitted window; ``draft`` submits this request to the drafter.
 
         Args:
             draft: of the window.
@@ -77,18 +77,18 @@ class WindowsInFlight:
         rate = self._dispatcher.rate.value
         accepted = rate ** len(draft) if draft.confidence is None else float(draft.confidence.prod())
         window = draft.base_len + len(draft) + 1, accepted * rate if draft.is_chain else 0.0
-        self._next[draft.id] = _Continuation(requests, [*before, window])
+        self._next[draft.id] = _Continuation(request, [*before, window])
         self._wanted.add(draft.id)
 
     def draft(self, sequence: RequestState) -> int | None:
         """See ``WindowsAhead``."""
         id, buffer, following = sequence.id, self._dispatcher.buffer, self._next.get(sequence.id)
-        if following is None or not following.requests:
+        if following is None or following.request is None:
             return None
+        first = following.request
         if id in self._wanted:
             self._wanted.remove(id)
-            self._dispatcher.submit_drafts(following.requests)
-        first = following.requests[0]
+            self._dispatcher.submit_drafts([first])
         lost = buffer.pending.get(id) is not first and buffer.ready.get(id, (None,))[0] is not first
         if lost or not 0.0 < following.probability(sequence) >= self.least_probability:
             return None
@@ -98,7 +98,8 @@ class WindowsInFlight:
         """See ``WindowsAhead``."""
         dispatcher, [entry] = self._dispatcher, plan.entries
         following = self._next[entry.sequence.id]
-        request = following.requests[0]
+        request = following.request
+        assert request is not None, "``draft`` has found the request"
         while dispatcher.buffer.pending.get(request.id) is request:
             if oldest_done():
                 return SubmittedStep((), FinishedFuture([]))
@@ -110,7 +111,6 @@ class WindowsInFlight:
         entry = replace(entry, assumed=window[0])
         drafts = dispatcher.trimmed([window[1]])
         for draft in drafts.values():
-            after = dispatcher.continue_draft(entry, draft)
             before = [window for window in following.windows if window[0] > len(entry.sequence.tokens)]
-            self.follow(draft, [] if after is None else [after], before)
+            self.follow(draft, dispatcher.continue_draft(entry, draft), before)
         return dispatcher.submit([entry], drafts, OVERLAP)

@@ -145,7 +145,7 @@ class ThreadExecutor(DrafterExecutor):
             future.set_exception(DrafterLost(CLOSED))
             return future
         self._waiting.add(future)
-        if method in ("propose", "propose_outcomes"):
+        if method == "propose":
             self._proposals.add(future)
         self._thread.submit(self._call, future, method, args)
         return future

@@ -23,7 +23,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 8  # of all messages; a new message, or a change to any field, changes the number
+VERSION = 9  # of all messages; a new message, or a change to any field, changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
@@ -116,7 +116,6 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     Attributes:
         weights: of a pool's drafters at the start; empty for other drafters.
         is_stepwise: its executor answers ``candidates``: one token after each context.
-        drafts_outcomes: its executor has several machines, and answers ``propose_outcomes`` and ``propose_if_idle``.
     """
 
     name: str
@@ -147,6 +146,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.member_names,
             dict(drafter.weights()),
             drafter.scores_known_tokens,
+            drafts_outcomes=drafter.drafts_outcomes,
             trusted=drafter.trusted,
         )
 

@@ -189,3 +189,48 @@ def test_an_overconfident_drafter_is_believed_less() -> None:
     raw = np.array([0.1, 0.3, 0.5])
     assert (calibration(raw) < raw).all()
     assert first.confidence is not None
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+@pytest.mark.parametrize("given", [(), (3,), (3, 1, 4)])
+def test_a_tree_after_outcomes_continues_each_of_them_as_a_chain_would(
+    given: tuple[int, ...], params: SamplingParams
+) -> None:
+    """Given tokens come first. After each number of these come guesses, and after a guess what a chain would have."""
+    drafter, kind = ModelDrafter(model()), StreamKind.TARGET
+    known = DraftContext("s", [*TEXT, *given], 2, params, 77, kind, assumed=len(given))
+    (draft,) = drafter.propose([known], [DraftBudget(3, 40, widths=(2,), outcomes=True)])
+    assert draft.base_len == len(TEXT)
+    assert draft.tokens[: len(given)] == given and draft.parents[: len(given)] == tuple(range(-1, len(given) - 1))
+    assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft), "siblings differ"
+    branches = 0
+    for node in range(len(given), len(draft)):
+        if draft.parents[node] >= len(given):
+            continue
+        path = [draft.tokens[above] for above in path_to(draft.parents, node)]
+        (chain,) = ModelDrafter(model()).propose([context([*TEXT, *path], params, kind)], [DraftBudget(2, 2)])
+        below, tokens = children(draft.parents, node), list[int]()
+        while below:
+            assert len(below) == 1
+            tokens.append(draft.tokens[below[0]])
+            below = children(draft.parents, below[0])
+        assert tuple(tokens) == chain.tokens[: len(tokens)]
+        branches += len(tokens) == 2
+    assert branches >= 2 * (1 + len(given)), "two guesses after each number of given tokens, each with two more tokens"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_cache_after_outcomes(count: int) -> None:
+    """The next draft is that of a drafter without a history, whichever branch the target took."""
+    drafter, given, kind = ModelDrafter(model()), (3, 1, 4), StreamKind.TARGET
+    drafter.propose([context(TEXT, GREEDY, kind)], [DraftBudget(3, 3)])
+    known = DraftContext("s", [*TEXT, *given], 2, GREEDY, 77, kind, assumed=3)
+    (draft,) = drafter.propose([known], [DraftBudget(3, 40, widths=(2,), outcomes=True)])
+    last = children(draft.parents, count - 1)[-1]
+    path = path_to(draft.parents, last)
+    tokens = tuple(draft.tokens[node] for node in path)
+    drafter.commit([Commit("s", len(TEXT), tokens, tuple(range(count)), len(TEXT) + count, drafted=3)])
+    after = [*TEXT, *tokens]
+    found = drafter.propose([context(after, GREEDY, kind)], [DraftBudget(3, 8)])
+    (wanted,) = ModelDrafter(model()).propose([context(after, GREEDY, kind)], [DraftBudget(3, 8)])
+    assert [each.tokens for each in found] == [wanted.tokens]

@@ -66,7 +66,8 @@ def test_a_draft_is_cut_to_the_present_budget() -> None:
     assert fit_to_budget(draft, DraftBudget(8, 8)) is draft
     assert fit_to_budget(draft, DraftBudget()) is None
     assert fit_to_budget(tree, DraftBudget(2, 3)) is tree
-    assert fit_to_budget(tree, DraftBudget(2, 2)) is None
+    cut = fit_to_budget(tree, DraftBudget(2, 2))
+    assert cut is not None and cut.tokens == (4, 6) and cut.is_chain
 
 
 def test_late_and_duplicate_answers_are_ignored() -> None:

@@ -119,7 +119,7 @@ def test_pipelined_verifies_whole_microbatches_of_steps_in_flight() -> None:
 
 
 def test_a_single_sequence_is_not_starved() -> None:
-    for execution_mode in ("pipelined", "draft-ahead", "auto"):
+    for execution_mode in ("pipelined", "draft-ahead", "draft-outcomes", "auto"):
         events = run_all(
             under(toy_engine(ToyModel(4), Recording(), k=2), execution_mode), [make_request("r", (0, 1), PARAMS)]
         )
@@ -155,7 +155,7 @@ def test_a_drafter_that_raises_over_commits_begins_anew(
 
 
 @pytest.mark.parametrize("error", [DrafterLost("The drafter ended."), TimeoutError()], ids=type)
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
 def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(
     execution_mode: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,7 +293,7 @@ def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     assert 'execution_mode="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
 
 
-@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead", "draft-outcomes"])
 def test_a_round_is_chosen_by_name(execution_mode: str) -> None:
     speculative = SpeculativeConfig(num_speculative_tokens=2, execution_mode=execution_mode)
     parts = assemble(ToyModel(4), Recording(), speculative, EngineConfig(), TextInfo())

@@ -27,15 +27,18 @@ class AskedDraft:
 
     Attributes:
         wants_q: the acceptance method reads the distributions of the draft.
+        given: number of assumed tokens that the draft begins with.
     """
 
     budget: DraftBudget
     wants_q: bool
+    given: int = 0
 
     @classmethod
     def of(cls, context: DraftContext, budget: DraftBudget, samples: bool) -> AskedDraft:
         """Describe a call; ``samples``: the drafter draws its tokens."""
-        return cls(budget, samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy)
+        wants_q = samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
+        return cls(budget, wants_q, len(context.tokens) - budget.base(context))
 
 
 def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str) -> Draft:
@@ -44,12 +47,12 @@ def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str)
     Raises:
         ProtocolError: the draft is not of the shape that was asked for.
     """
-    count, budget = len(draft.tokens), asked.budget
-    if not 0 < count <= max(budget.max_nodes, budget.depth):
+    count, budget, given = len(draft.tokens), asked.budget, asked.given
+    if not 0 < count <= max(budget.max_nodes, budget.depth) + given:
         raise ProtocolError(f"A draft has {count} tokens; at most {budget.max_nodes} tokens were asked for.")
     if any(not 0 <= token < vocab_size for token in draft.tokens):
         raise ProtocolError(f"A draft has a token outside of the vocabulary of {vocab_size} tokens.")
-    _check_tree(draft, budget)
+    _check_tree(draft, budget, given)
     confidence = None
     if draft.confidence is not None:
         if len(draft.confidence) != count or not all(isfinite(each) and 0 <= each <= 1 for each in draft.confidence):
@@ -62,7 +65,7 @@ def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str)
         q = np.stack([_dense(row, vocab_size) for row in draft.q])
         if not np.all(q[np.arange(count), list(draft.tokens)] > 0):
             raise ProtocolError("A draft has a token that its distribution excludes.")
-    return Draft(draft.id, draft.base, draft.tokens, draft.parents, (name,) * count, q, confidence)
+    return Draft(draft.id, draft.base - given, draft.tokens, draft.parents, (name,) * count, q, confidence)
 
 
 def check_score(score: NodeScore) -> TokenScores:
@@ -101,7 +104,7 @@ def sparse_row(row: Floats) -> SparseRow:
     return SparseRow(ids.tolist(), row[ids].astype("<f8").tobytes())
 
 
-def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
+def _check_tree(draft: NodeDraft, budget: DraftBudget, given: int) -> None:
     """Raise ``ProtocolError`` unless parents come first, siblings differ and paths are short enough."""
     if len(draft.parents) != len(draft.tokens):
         raise ProtocolError("A draft has another number of parents than of tokens.")
@@ -111,7 +114,7 @@ def _check_tree(draft: NodeDraft, budget: DraftBudget) -> None:
         raise ProtocolError("A draft has the same token twice after one parent.")
     if budget.is_chain and draft.parents != tuple(range(-1, len(draft.tokens) - 1)):
         raise ProtocolError("A draft is a tree; a chain was asked for.")
-    if max(depths(draft.parents)) > budget.depth:
+    if max(depths(draft.parents)) > budget.depth + given:
         raise ProtocolError(f"A draft has a longer path than the {budget.depth} tokens that were asked for.")
 
 

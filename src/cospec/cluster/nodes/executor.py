@@ -86,7 +86,7 @@ class NodeFuture:
 
 
 class NodeDraftsFuture(NodeFuture):
-    """The drafts of one proposal; several of one request, where other nodes draft for other outcomes."""
+    """The drafts of one proposal."""
 
     def _gather(self) -> Any:
         return [draft for _, call in self._parts for draft in (call.found or {}).values()]
@@ -146,8 +146,7 @@ class NodeExecutor(DrafterExecutor):
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Send a call; ``commit`` and ``free`` count as done when they are sent.
 
-        ``candidates`` asks for one token after each context, see ``NodeSession.ask_steps``. ``propose_if_idle`` asks
-        idle nodes only, and each node about one context of a request at most.
+        ``candidates`` asks for one token after each context, see ``NodeSession.ask_steps``.
         """
         with self._hub.lock:
             return self._submit(method, *args)
@@ -157,12 +156,6 @@ class NodeExecutor(DrafterExecutor):
         match method:
             case "propose":
                 return self._propose(*args)
-            case "propose_outcomes":
-                contexts, budgets, others = args
-                parts = self._ask(contexts, _proposal(contexts, budgets), lambda hello: True)
-                return NodeDraftsFuture(self._hub, [*parts, *self._ask_idle(others, [link for link, _ in parts])])
-            case "propose_if_idle":
-                return NodeDraftsFuture(self._hub, self._ask_idle(*args), optional=True)
             case "score_known_tokens":
                 return self._score_known_tokens(*args)
             case "candidates":
@@ -182,28 +175,6 @@ class NodeExecutor(DrafterExecutor):
 
     def _propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> NodeFuture:
         return NodeDraftsFuture(self._hub, self._ask(contexts, _proposal(contexts, budgets), lambda hello: True))
-
-    def _ask_idle(
-        self, others: Sequence[tuple[DraftContext, DraftBudget]], asked: Sequence[NodeSession] = ()
-    ) -> list[Part]:
-        """Ask each idle node, besides those ``asked``, about one of the contexts of each request, in order.
-
-        The rest is left out.
-        """
-        links = list(self._slot.links.items()) if others and not self._closed else []
-        idle = {
-            identity: link
-            for identity, link in links
-            if link.usable and not link.unanswered and all(link is not each for each in asked)
-        }
-        shares: dict[bytes, dict[str, int]] = {identity: {} for identity in idle}
-        for row, (context, _) in enumerate(others):
-            free = next((share for share in shares.values() if context.id not in share), None)
-            if free is not None:
-                free[context.id] = row
-        contexts, budgets = [context for context, _ in others], [budget for _, budget in others]
-        chosen = {identity: list(share.values()) for identity, share in shares.items() if share}
-        return self._send(idle, chosen, _proposal(contexts, budgets))
 
     def _score_known_tokens(self, contexts: Sequence[DraftContext]) -> NodeFuture:
         def ask(link: NodeSession, rows: list[int]) -> tuple[PendingCall, bytes]:
@@ -303,6 +274,6 @@ def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
         member_names=None,
         weights={},
         is_stepwise=cls.is_stepwise,
-        drafts_outcomes=True,
+        drafts_outcomes=cls.drafts_outcomes,
         trusted=options.trusted,
     )

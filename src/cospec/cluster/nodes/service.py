@@ -164,7 +164,16 @@ class NodeService:
     def _drafts(self, message: AskDrafts, contexts: Sequence[DraftContext]) -> list[NodeDraft]:
         budgets = {update.id: budget for update, budget in zip(message.updates, message.budgets, strict=True)}
         asked = {context.id: context for context in contexts if budgets[context.id].depth > 0}
-        drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked]) if asked else []
+        if not asked:
+            return []
+        given = {id: len(context.tokens) - budgets[id].base(context) for id, context in asked.items()}
+        if self.drafter.drafts_outcomes:
+            drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked])
+        else:
+            plain = [replace(budgets[id], outcomes=False) for id in asked]
+            found = self.drafter.propose(list(asked.values()), plain)
+            drafts = [begun(draft, asked[draft.id].tokens[-given[draft.id] :]) for draft in found if given[draft.id]]
+            drafts += [draft for draft in found if not given[draft.id]]
         return [encode_draft(draft, asked[draft.id]) for draft in drafts if draft.tokens]
 
     def _scores(self, contexts: Sequence[DraftContext]) -> list[NodeScore]:
@@ -199,9 +208,21 @@ class NodeService:
             self.drafter.free(ids)
 
 
+def begun(draft: Draft, tokens: Sequence[int]) -> Draft:
+    """A draft of a drafter that goes on after all assumed tokens alone, as a draft that begins with these tokens."""
+    count = len(tokens)
+    return replace(
+        draft,
+        base_len=draft.base_len - count,
+        tokens=(*tokens, *draft.tokens),
+        parents=(*range(-1, count - 1), *[parent + count for parent in draft.parents]),
+        confidence=None if draft.confidence is None else np.concatenate([np.ones(count), draft.confidence]),
+    )
+
+
 def encode_draft(draft: Draft, context: DraftContext) -> NodeDraft:
     """A draft as it travels, without its epoch; q only where the acceptance method reads q."""
     confidence = None if draft.confidence is None else tuple(min(max(float(c), 0.0), 1.0) for c in draft.confidence)
     reads_q = context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
     q = tuple(sparse_row(row) for row in np.asarray(draft.q)) if reads_q and draft.q is not None else None
-    return NodeDraft(draft.id, 0, draft.base_len, draft.tokens, draft.parents, confidence, q)
+    return NodeDraft(draft.id, 0, len(context.tokens), draft.tokens, draft.parents, confidence, q)

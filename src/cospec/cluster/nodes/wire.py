@@ -20,7 +20,7 @@ from cospec.errors import CospecError
 from cospec.runtime.codec import Codec, ProtocolError
 from cospec.runtime.messages import ContextStart
 
-VERSION = 5  # of all messages of this file; a change to any field, or to the name of a message, changes the number
+VERSION = 6  # of all messages of this file; a change to any field, or to the name of a message, changes the number
 MAGIC = b"cn"
 HEADER = struct.Struct("<2sBI")  # magic, version, checksum of the payload
 MAX_BYTES = 4 << 20  # of one frame

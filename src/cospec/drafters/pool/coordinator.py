@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from cospec.core.types import Commit, Draft, DraftBudget
 from cospec.drafters.pool.combiners.combiner import UNKNOWN, Combiner, CombineTask, DraftCandidates
+from cospec.drafters.pool.combiners.union import merged
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.drafters.pool.routing.routing import Routing, RoutingInput, Similarity
@@ -149,7 +150,7 @@ class Coordinator:
             calibrate = RequestCalibration(self.pool_stats, record.greedy, odds)
             self._weights.append(chosen)
             self._calibrations.append(calibrate)
-            if self.pool_config.allots:
+            if self.pool_config.allots and not budget.outcomes:
                 depths.append(allot(self.pool_config, budget, chosen, calibrate))
             else:
                 depth = min(budget.depth, budget.max_nodes)
@@ -179,10 +180,22 @@ class Coordinator:
                 task.candidate_sets[member] = DraftCandidates(draft)
             draft_task.record.candidate_sets = task.candidate_sets
             tasks.append(task)
-        combined = self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
+        ahead = [task for task in tasks if task.budget.outcomes]
+        tasks = [task for task in tasks if not task.budget.outcomes] if ahead else tasks
+        combined = self.pool_config.combiner.combine(tasks, session, self.pool_config.names) if tasks else []
         if self.pool_config.allots:
             self._learn_novelty(tasks)
-        return combined
+        continued = [self._after_outcomes(task) for task in ahead]
+        return [*combined, *[draft for draft in continued if draft is not None]]
+
+    def _after_outcomes(self, task: CombineTask) -> Draft | None:
+        """Merge all drafts that continue outcomes of a verification, whatever the combiner: only ``match`` takes these.
+
+        The part that follows the outcome is cut to its budget later.
+        """
+        tree = merged(task)
+        draft = tree.draft(task.context, range(len(tree.tokens)), self.pool_config.names)
+        return None if draft is None else replace(draft, base_len=task.budget.base(task.context))
 
     def _learn_novelty(self, tasks: Sequence[CombineTask]) -> None:
         """Learn the share of distinct tokens from the combined trees."""

@@ -148,13 +148,6 @@ class Member:
         self.scoring = [future for future in self.scoring if future not in done]
         return [self._guarded({}, future.result, 0) for future in done]
 
-    def start_outcomes(self, others: Sequence[tuple[DraftContext, DraftBudget]]) -> Future[Any] | None:
-        """Request drafts for outcomes of verifications, as far as the drafter has idle machines."""
-        executor = self.drafter.executor
-        assert executor is not None, "a local drafter drafts for the likeliest outcome"
-        future: Future[Any] | None = self.call(None, executor.submit, "propose_if_idle", others)
-        return future
-
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor

@@ -33,7 +33,7 @@ from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.explore import OutputEmbeddings
 from cospec.drafters.pool.routing.routing import Routing, Similarity
 from cospec.drafters.pool.state import DraftTask, PoolRequestState, PoolStats, SoleAnswer
-from cospec.drafters.pool.whole_drafts import Outcome, PendingOutcomeDrafts, WholeDrafts, start_outcomes
+from cospec.drafters.pool.whole_drafts import WholeDrafts
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
@@ -106,7 +106,6 @@ class PoolDrafter(Drafter):
             chains=not combiner.branches,
             num_drafters=max(1, min(priced, setting.at_most or priced)),
         )
-        self.drafts_outcomes = any([each.later and each.drafter.drafts_outcomes for each in self.members])
         self.pool_stats = PoolStats(len(self.members))
         self.seconds = PoolSeconds()
         self._known_tokens = KnownTokenScoring(self.members, routing, self.pool_stats.prior, setting.clock)
@@ -115,6 +114,8 @@ class PoolDrafter(Drafter):
         lockstep = self._elsewhere | self._steppers.keys()
         own = [number for number in range(len(self.members)) if number not in lockstep]
         askable = sorted(own, key=lambda number: not self.members[number].later)
+        self._outcomes = sum([1 << number for number in own if self.members[number].drafter.drafts_outcomes])
+        self.drafts_outcomes = self._outcomes > 0
         self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock, routing.scores_known_tokens)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
@@ -159,15 +160,6 @@ class PoolDrafter(Drafter):
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""
-        return self.propose_outcomes(contexts, budgets, ())
-
-    def propose_outcomes(
-        self,
-        contexts: Sequence[DraftContext],
-        budgets: Sequence[DraftBudget],
-        others: Sequence[Outcome],
-    ) -> list[Draft]:
-        """Return the same, and whole drafts for ``others`` of drafters on nodes that have no part in this step."""
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
@@ -182,7 +174,6 @@ class PoolDrafter(Drafter):
             if unscored != self.coordinator.pool_config.unscored:  # nodes joined or left
                 self.coordinator.pool_config = replace(self.coordinator.pool_config, unscored=unscored)
             depths = self.coordinator.choose(draft_tasks, loads)
-            ahead = self._start_outcomes(others, depths)
             given = self._whole_drafts.ask(draft_tasks, depths)
             session = LockstepSession(
                 self._steppers,
@@ -197,8 +188,6 @@ class PoolDrafter(Drafter):
             )
             drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading
-            for each in ahead:
-                drafts += each.collect()
         self._forget_lost()
         inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
@@ -282,7 +271,7 @@ class PoolDrafter(Drafter):
             if context.assumed:  # the state of the draft under verification stays until its commit
                 record = PoolRequestState(record.weights, record.greedy)
             record.weights.steps += 1
-            record.base, record.alone, record.sole = len(context.tokens), -1, None
+            record.base, record.alone, record.sole = budget.base(context), -1, None
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks
 
@@ -290,7 +279,7 @@ class PoolDrafter(Drafter):
         """Return the members that may draft for a sequence under a budget, as bits."""
         if budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in self.stream_kinds:
             return 0
-        return self._able(context)
+        return self._able(context) & (self._outcomes if budget.outcomes else -1)
 
     def _record(self, context: DraftContext) -> PoolRequestState:
         record = self.records.get(context.id)
@@ -374,22 +363,6 @@ class PoolDrafter(Drafter):
 
     def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.member_names) if name in names])
-
-    def _start_outcomes(self, others: Sequence[Outcome], depths: Sequence[Sequence[int]]) -> list[PendingOutcomeDrafts]:
-        """Ask drafters on nodes without a part in this step."""
-        idle = []
-        for number in self._whole_drafts.askable if others else ():
-            member = self.members[number]
-            if member.drafter.drafts_outcomes and member.present and not any(depths[number]):
-                idle.append(number)
-        named = {context.id: context.drafters or self.member_names for context, _ in others}
-
-        def rank(id: str) -> list[float]:
-            record = self.records.get(id) or PoolRequestState(DrafterWeights(len(self.members)), True)
-            weights = record.weights.weights(self.pool_stats.prior)
-            return [weights[number] * (self.member_names[number] in named[id]) for number in idle]
-
-        return start_outcomes(others, [self.members[number] for number in idle], rank, self.setting.clock)
 
     def _forget_lost(self) -> None:
         """Free all sequences of a drafter that raised, because its state is undefined."""

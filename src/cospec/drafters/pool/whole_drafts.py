@@ -1,26 +1,20 @@
-"""Whole drafts of a pool's members: each member is called once per step, for all of its sequences.
-
-While a verification runs, idle members on nodes may draft after other outcomes than the likeliest.
-"""
+"""Whole drafts of a pool's members: each member is called once per step, for all of its sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 from cospec.core.interfaces import Clock
 from cospec.core.submitted_step import Future
 from cospec.core.tree import chain
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Draft, DraftBudget
 from cospec.drafters.pool.combiners.combiner import Combiner
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.state import DraftTask, Given
-
-Outcome = tuple[DraftContext, DraftBudget]
-"""A sequence after one outcome of the verification in flight, and the budget of a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +81,10 @@ class WholeDrafts:
                 row = rows.get(draft.id)
                 if row is None or not draft.tokens or draft.base_len != draft_tasks[row].record.base:
                     continue
+                budget = draft_tasks[row].budget
                 if draft.hits[1]:
                     draft_tasks[row].record.weights.count(number, *draft.hits)
-                if branches or draft.parents == chain(len(draft.tokens)):
+                if branches or budget.outcomes or draft.parents == chain(len(draft.tokens)):
                     given.append((row, number, draft))
         return given
 
@@ -99,6 +94,8 @@ def _member_budgets(budget: DraftBudget, branches: bool, confident: bool, count_
     """Return the budget of a drafter by depth: a tree if the policy sets widths and the combiner accepts trees."""
     most = min(budget.depth, budget.max_nodes)
     depths = range(most + 1)
+    if budget.outcomes:
+        return (replace(budget, drafters=None),) * (most + 1)
     shapes: list[tuple[int, int, tuple[int, ...]]] = [(depth, depth, ()) for depth in depths]
     if branches and budget.widths:
         shapes = [(budget.depth, budget.max_nodes, budget.widths) for _ in depths]
@@ -106,39 +103,3 @@ def _member_budgets(budget: DraftBudget, branches: bool, confident: bool, count_
     return tuple(
         [DraftBudget(*each, threshold=budget.threshold, confident=confident, count_hits=count_hits) for each in shapes]
     )
-
-
-class PendingOutcomeDrafts(NamedTuple):
-    """Drafts on their way from one drafter."""
-
-    member: Member
-    future: Future[Any]
-    started: float
-
-    def collect(self) -> list[Draft]:
-        """Return the drafts that come before the deadline."""
-        drafts: list[Draft] = self.member.collect(self.future, self.started, [])
-        return drafts
-
-
-def start_outcomes(
-    others: Sequence[Outcome], idle: Sequence[Member], rank: Callable[[str], Sequence[float]], clock: Clock
-) -> list[PendingOutcomeDrafts]:
-    """Ask each idle drafter about one outcome of each request; a request's heaviest drafter gets its likeliest outcome.
-
-    Args:
-        rank: the weights of a request's idle drafters; 0 for a drafter that the request excludes.
-    """
-    shares, left = [list[Outcome]() for _ in idle], dict[str, list[int]]()
-    for context, budget in others:
-        if context.id not in left:
-            weights = rank(context.id)
-            left[context.id] = sorted([at for at in range(len(idle)) if weights[at]], key=lambda at: weights[at])
-        if left[context.id]:
-            shares[left[context.id].pop()].append((context, budget))
-    started, found = clock(), list[PendingOutcomeDrafts]()
-    for member, share in zip(idle, shares, strict=True):
-        future = member.start_outcomes(share) if share else None
-        if future is not None:
-            found.append(PendingOutcomeDrafts(member, future, started))
-    return found

@@ -26,13 +26,13 @@ class Union(Combiner):
         """Return a tree for each task."""
         drafts = []
         for task in tasks:
-            tree = _merged(task)
+            tree = merged(task)
             task.distinct = len(tree.tokens)
             drafts.append(tree.draft(task.context, tree.best(task.budget.max_nodes), names))
         return [draft for draft in drafts if draft is not None]
 
 
-def _merged(task: CombineTask) -> TreeBuilder:
+def merged(task: CombineTask) -> TreeBuilder:
     """Merge all whole drafts; the heaviest drafter comes first and owns shared nodes.
 
     A node's score is the sum of weight times path confidence over the drafters whose draft contains the node.
