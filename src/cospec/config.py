@@ -38,8 +38,8 @@ class SpeculativeConfig(Options):
         policy_options: options of the policy.
         max_nodes: tokens of a draft tree per step, side branches included. None leaves trees to drafter and policy.
         widths: children per tree node at each level. None lets the likeliest paths decide.
-        execution_mode: the order of drafting and verification: ``sequential``, ``pipelined`` or ``draft-ahead``.
-            ``auto`` chooses by measured times.
+        execution_mode: the order of drafting and verification: ``sequential``, ``pipelined``, ``draft-ahead`` or
+            ``draft-outcomes``. ``auto`` chooses by measured times.
         drafter_executor: where the drafter runs: in the target's thread (``inline``), in another ``thread`` if
             drafting overlaps verification, in a ``process``, or on drafter nodes (``node``).
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one

@@ -17,23 +17,26 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.interfaces import ExecutionMode, ModeComponents, WindowsAhead
-from cospec.core.rng import Floats
+from cospec.core.rng import Floats, StreamKind
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, RequestState, SchedulerOutput
 from cospec.execution.draft_ahead import DraftAhead
+from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
 
 WINDOW = 64  # steps with drafts that a choice is based on
 TURNS = 2  # windows of each of two compared modes
 MIN_GAIN = 1.05  # smaller predicted gains are not tried
+GUESSED = 0.8  # usual share of outcomes with a branch, for the prediction alone
 LOAD_CHANGE = 2.0  # a load factor that triggers new measurements
 
 _MODES: dict[str, Callable[[ModeComponents], ExecutionMode]] = {
     "sequential": Sequential,
     "pipelined": Pipelined,
     "draft-ahead": DraftAhead,
+    "draft-outcomes": DraftOutcomes,
 }
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class _Window:
     seconds: float = 0.0
     tokens: int = 0
     verified: int = 0  # drafts that were verified
+    gained: int = 0  # tokens that these drafts' sequences committed
     fully_accepted: int = 0  # drafts that were accepted completely
     # sequences, seconds of drafting, seconds of the target
     stages: list[tuple[int, float, float]] = field(default_factory=list)
@@ -66,14 +70,18 @@ class _Window:
 
         ``pipelined`` takes as long as the slower stage for half of the sequences; measured steps of different widths
         predict this time. ``draft-ahead`` saves the drafting when every draft was accepted completely.
+        ``draft-outcomes`` drafts one level more, and commits one token where no branch has the outcome.
         """
         widths, drafts, targets = np.array(self.stages, dtype=np.float64).T
         width, draft, target = widths.mean(), drafts.mean(), targets.mean()
         half = max(_interpolate(width / 2, widths, drafts), _interpolate(width / 2, widths, targets))
         kept = self.fully_accepted / self.verified if self.verified else 0.0
+        tokens = self.gained / self.verified if self.verified else 1.0
+        share = (GUESSED * tokens + 1.0 - GUESSED) / tokens
         return {
             "pipelined": float((draft + target) / (2.0 * half)) if half > 0 else 0.0,
             "draft-ahead": float((draft + target) / (max(draft, target) + (1.0 - kept**width) * draft)),
+            "draft-outcomes": float(share * (draft + target) / max(draft * (1.0 + 1.0 / max(1.0, tokens)), target)),
         }
 
 
@@ -128,6 +136,7 @@ class Auto:
         self._measured = _Window()
         self._trial: _Trial | None = None
         self._settled = False
+        self._outcomes = False  # some sequence can be drafted for after outcomes
         self._width = self._load = 0.0  # mean number of drafting sequences: recently, and when the mode was chosen
 
     @property
@@ -144,6 +153,8 @@ class Auto:
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Submit one step in the current mode."""
         self._check_load(plan)
+        if not self._settled:
+            self._outcomes = self._has_outcomes(plan)
         if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         with self._counted():
@@ -162,6 +173,7 @@ class Auto:
         if not self._settled:
             self._measured.tokens += sum(len(commit.tokens) for commit in commits)
             self._measured.verified += sum(commit.drafted > 0 for commit in commits)
+            self._measured.gained += sum(len(commit.tokens) for commit in commits if commit.drafted)
             self._measured.fully_accepted += sum(commit.drafted > 0 and not commit.rejected for commit in commits)
         self._mode.commit(commits)
 
@@ -172,6 +184,14 @@ class Auto:
     def close(self) -> None:
         """Close the current mode."""
         self._mode.close()
+
+    def _has_outcomes(self, plan: SchedulerOutput) -> bool:
+        """Whether ``draft-outcomes`` differs from ``draft-ahead`` for most sequences."""
+        drafter, method = self.components.drafter, self.components.verifier.acceptance_method
+        if drafter is None or not drafter.drafts_outcomes:
+            return False
+        kinds = [method(entry.sequence).stream_kind for entry in plan.entries if entry.budget.depth]
+        return 2 * kinds.count(StreamKind.TARGET) > len(kinds)
 
     def _check_load(self, plan: SchedulerOutput) -> None:
         """Track the load, and start over when the load has changed."""
@@ -209,7 +229,10 @@ class Auto:
         if executor is None or not executor.parallel:
             self._settle(f"{part}, but drafter and target share their hardware, so overlapping gains nothing")
             return
-        name, gain = max(measured.predicted_gains().items(), key=lambda pair: pair[1])
+        gains = measured.predicted_gains()
+        if not self._outcomes:
+            del gains["draft-outcomes"]
+        name, gain = max(gains.items(), key=lambda pair: pair[1])
         if gain < MIN_GAIN:
             self._settle(f"{part}, and overlapping promises {gain:.2f} times the speed at most")
             return
