@@ -184,7 +184,8 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
     wanted = {str(n): request.output for n, request in enumerate(recording.requests)}
     whole, lost, back = run(), run(outages=[{"at": 0, "seconds": 1e6}]), run(outages=[{"at": 5, "seconds": 10}])
     assert whole[0] == lost[0] == back[0] == wanted
-    assert whole[2] > back[2] > lost[2] > 0, "accepted tokens"
+    assert whole[2] > back[2] > lost[2], "accepted tokens"
+    assert lost[2] > 0 or execution_mode == "draft-outcomes", "a step does not wait for a drafter that is often wrong"
     assert whole[1] < lost[1]
 
 

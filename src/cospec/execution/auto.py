@@ -186,9 +186,9 @@ class Auto:
         self._mode.close()
 
     def _has_outcomes(self, plan: SchedulerOutput) -> bool:
-        """Whether ``draft-outcomes`` differs from ``draft-ahead`` for most sequences."""
+        """Whether most sequences can be drafted for after outcomes. Where steps are in flight, windows ahead are."""
         drafter, method = self.components.drafter, self.components.verifier.acceptance_method
-        if drafter is None or not drafter.drafts_outcomes:
+        if drafter is None or not drafter.drafts_outcomes or self.components.verifier.max_in_flight > 1:
             return False
         kinds = [method(entry.sequence).stream_kind for entry in plan.entries if entry.budget.depth]
         return 2 * kinds.count(StreamKind.TARGET) > len(kinds)

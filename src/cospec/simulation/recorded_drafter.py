@@ -23,6 +23,7 @@ from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.interfaces import NextLogits
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
+from cospec.simulation.outcome_drafts import Guess, outcome_draft
 from cospec.simulation.recorded_drafts import RecordedRequest, Recording
 from cospec.simulation.simulated_drafter import DraftPasses
 from cospec.simulation.workload import SimulatedRequest
@@ -94,6 +95,7 @@ class RecordedDrafter(Drafter):
     drafts_ahead = True
     learns = False
     scores_known_tokens = True
+    drafts_outcomes = True
     capabilities = DrafterCapabilities(chains=True)
 
     def __init__(self, member: RecordedMember, name: str, cost: ForwardLatency, clock: VirtualClock) -> None:
@@ -101,16 +103,35 @@ class RecordedDrafter(Drafter):
         self._member, self._clock, self._passes = member, clock, DraftPasses(cost)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Return the recorded chain of each context, at most as long as recorded chains are."""
-        self.spend(self._passes.chains(contexts, [budget.depth for budget in budgets]))
+        """Return the recorded chain of each context, at most as long as recorded chains are.
+
+        Drafts after outcomes have the recorded first and second choices as guesses.
+        """
+        self.spend(self._passes.proposal(contexts, budgets))
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
+            if budget.outcomes:
+                drafts.append(self._outcomes(context, budget))
+                continue
             tokens, confidence = self._member.chain(context.id, len(context.tokens) - context.prompt_len)
             n = min(len(tokens), budget.depth, budget.max_nodes)
             known = np.array(confidence[:n]) if budget.confident else None
             parents, names = tuple(range(-1, n - 1)), (self.name,) * n
             drafts.append(Draft(context.id, len(context.tokens), tuple(tokens[:n]), parents, names, None, known))
         return [draft for draft in drafts if draft.tokens]
+
+    def _outcomes(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        member, id = self._member, context.id
+
+        def guesses(place: int, given: int | None) -> list[Guess]:
+            choice = member.choice(id, place, ())
+            found = [(choice.token, choice.chance)]
+            return found if choice.second is None else [*found, (choice.second, choice.second_chance)]
+
+        def chain(place: int, most: int) -> list[Guess]:
+            return list(zip(*member.chain(id, place), strict=True))[:most]
+
+        return outcome_draft(context, budget, self.name, member.request(id).output, guesses, chain)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Do nothing: the next proposal reads committed tokens."""

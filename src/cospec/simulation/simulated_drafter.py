@@ -12,6 +12,7 @@ from cospec.core.tree import level_nodes
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
+from cospec.simulation.outcome_drafts import Guess, branches, outcome_draft
 from cospec.simulation.recorded_drafts import Recording
 from cospec.simulation.scenario import DrafterConfig
 from cospec.simulation.workload import SimulatedRequest
@@ -75,6 +76,23 @@ class DraftPasses:
             total += self.cost.each(context * active / len(ordered), active)
         return total
 
+    def proposal(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
+        """Return the seconds of a proposal: of chains, trees with widths, or drafts after outcomes."""
+        if any(budget.outcomes for budget in budgets):
+            return self.outcomes(contexts, budgets)
+        if any(budget.widths for budget in budgets):
+            return self.trees(contexts, budgets)
+        return self.chains(contexts, [budget.depth for budget in budgets])
+
+    def outcomes(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
+        """Return the seconds of one pass over new tokens, and of one pass per further level over all branches."""
+        context, total = sum(len(each.tokens) for each in contexts) / len(contexts), self.read(contexts)
+        pairs = list(zip(contexts, budgets, strict=True))
+        for level in range(1, max(budget.depth for budget in budgets)):
+            rows = [branches(*pair) if pair[1].outcomes else 1 for pair in pairs if pair[1].depth > level]
+            total += self.cost.each(context * len(rows), sum(rows))
+        return total
+
     def trees(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
         """Return the seconds of one pass over new tokens, and of one pass per further level.
 
@@ -95,6 +113,7 @@ class SimulatedDrafter(Drafter):
     samples = False
     reads_hidden_states = False
     drafts_ahead = True
+    drafts_outcomes = True
     learns = False
 
     def __init__(self, drafting: DrafterConfig, cost: ForwardLatency, setting: DrafterSetting) -> None:
@@ -106,19 +125,19 @@ class SimulatedDrafter(Drafter):
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return a chain for each context, or a tree if the budget has widths."""
         self.busy += self._clock.advance(self._seconds(contexts, budgets))
-        return [
-            self._tree(context, budget) if budget.widths else self._chain(context, budget)
-            for context, budget in zip(contexts, budgets, strict=True)
-        ]
+        return [self._draft(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+
+    def _draft(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        if budget.outcomes:
+            return self._outcomes(context, budget)
+        return self._tree(context, budget) if budget.widths else self._chain(context, budget)
 
     def _seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
         if self.capabilities.costless:
             return 0.0
         if self.capabilities.single_pass:
             return self._passes.cost.seconds(0, sum(budget.max_nodes for budget in budgets), len(budgets))
-        if any(budget.widths for budget in budgets):
-            return self._passes.trees(contexts, budgets)
-        return self._passes.chains(contexts, [budget.depth for budget in budgets])
+        return self._passes.proposal(contexts, budgets)
 
     def correct_tokens(self, id: str, position: int, depth: int) -> int:
         """Return how many tokens after ``position`` of the output a draft of ``depth`` would get right."""
@@ -145,6 +164,25 @@ class SimulatedDrafter(Drafter):
         right = self.correct_tokens(context.id, place, n)
         tokens = self._requests[context.id].output[place : place + right] + (self._wrong,) * (n - right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
+
+    def _outcomes(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        """Branch after each number of given tokens: guesses are right as often as siblings in a tree."""
+        request = self._requests[context.id]
+        rate = self._rates[request.domain.name]
+        alpha = rate if isinstance(rate, float) else rate[0]
+        further = alpha if request.domain.siblings is None else request.domain.siblings
+
+        def guesses(place: int, given: int | None) -> list[Guess]:
+            count = budget.widths[0] + (given is not None)
+            hit = 1.0 - (1.0 - alpha) * (1.0 - further) ** (count - 1)
+            right = request.output[place]
+            return [(right, hit)] if request.difficulty[place] < hit and right != given else []
+
+        def chain(place: int, most: int) -> list[Guess]:
+            right = self.correct_tokens(context.id, place, most)
+            return [(token, alpha) for token in (*request.output[place : place + right], self._wrong)[:most]]
+
+        return outcome_draft(context, budget, self.name, request.output, guesses, chain)
 
     def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
         """Build a tree: all nodes of a level have the same number of children, of which at most one is correct."""

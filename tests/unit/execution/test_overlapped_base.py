@@ -28,7 +28,7 @@ from cospec.server.metrics import ServerMetrics
 from harness.in_flight import with_steps_in_flight
 from harness.methods import override
 from harness.overlap import MODES, under
-from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
 
@@ -270,6 +270,30 @@ def test_auto_measures_before_it_chooses(
     run_all(made, load)
     assert execution_mode.info.name == name
     assert why in execution_mode.info.reason
+
+
+@pytest.mark.parametrize(("acceptance_method", "name"), [("match", "draft-outcomes"), ("block", "sequential")])
+def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_method: str, name: str) -> None:
+    """Drafting takes 3 s and a step 4 s. Other methods than ``match`` allow no draft after another outcome."""
+    clock = Ticking()
+    drafter = ModelDrafter(with_pool(ToyModel(6, order=1, seed=3), 256, 4))
+    made = toy_engine(with_pool(ToyModel(6, order=2, seed=1, sharpness=2.0), 256, 4), drafter, acceptance_method, k=2)
+    components = made.execution_mode.components
+    propose, submit = drafter.propose, components.verifier.submit
+
+    def slow_propose(*args: Any) -> Any:
+        clock.now += 3.0 if execution_mode.info.name == "sequential" else 0.0
+        return propose(*args)
+
+    def slow_submit(*args: Any) -> Any:
+        clock.now += 4.0
+        return submit(*args)
+
+    override(drafter, propose=slow_propose)
+    override(components.verifier, submit=slow_submit)
+    execution_mode = run_auto(made, clock, parallel=True, window=8)
+    run_all(made, [make_request(f"r{n}", (n, 1), SamplingParams(max_tokens=150)) for n in range(4)])
+    assert execution_mode.info.name == name, execution_mode.info.reason
 
 
 @pytest.mark.parametrize("overlap_seconds", [4.0, 16.0])
