@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from benchmarks.papers.collaborations import PAIRED, Collaborations
 from benchmarks.papers.collaborations import default_over as default_over_other
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
-from benchmarks.papers.cosine_nodes import AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
+from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES, hourly
 from benchmarks.papers.pools import Pool
@@ -67,23 +67,33 @@ def pooled(other: str, *systems: str) -> Find:
     return find
 
 
-SIZES = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}  # CoSine with four and with eight nodes, and what it is compared with
+# CoSine with four and with eight nodes, and the baselines; then drafts after outcomes in place of the pipeline.
+SIZES: Mapping[str, Iterable[str]] = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}
+AFTER: Mapping[str, Iterable[str]] = {AFTER_OUTCOMES: AT_FOUR}
 
 
-def on_nodes() -> Sequence[Figure]:
-    """Throughput of CoSine over SpecInfer with as many nodes, at a low and at a high load."""
-    loads = [Nodes(stored(name)) for name in NODES]
-    return [(load.over(next(iter(others)), own),) for load in loads for own, others in SIZES.items()]
+def on_nodes(sizes: Mapping[str, Iterable[str]]) -> Find:
+    """Throughput of systems over SpecInfer with as many nodes, at a low and at a high load."""
+
+    def find() -> Sequence[Figure]:
+        loads = [Nodes(stored(name)) for name in NODES]
+        return [(load.over(next(iter(others)), own),) for load in loads for own, others in sizes.items()]
+
+    return find
 
 
-def latency_on_nodes() -> Sequence[Figure]:
-    """The mean latency of the best baseline over CoSine's, at both loads and sizes."""
-    loads = [Nodes(stored(name)) for name in NODES]
-    return [
-        (min(load.value("mean_latency", other) for other in others) / load.value("mean_latency", own),)
-        for load in loads
-        for own, others in SIZES.items()
-    ]
+def latency_on_nodes(sizes: Mapping[str, Iterable[str]]) -> Find:
+    """The mean latency of the best baseline over that of systems, at both loads."""
+
+    def find() -> Sequence[Figure]:
+        loads = [Nodes(stored(name)) for name in NODES]
+        return [
+            (min(load.value("mean_latency", other) for other in others) / load.value("mean_latency", own),)
+            for load in loads
+            for own, others in sizes.items()
+        ]
+
+    return find
 
 
 def runs_of(name: str) -> Runs:
@@ -118,11 +128,15 @@ def offline(other: str) -> Find:
     return find
 
 
-def at_equal_cost() -> Sequence[Figure]:
-    """CoSine's simulated tokens for a price over those of the cheapest baseline, at each batch."""
-    runs = runs_of("cosine-cost")
-    cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
-    return [(cheapest[batch] / runs.price("cosine", batch),) for batch in BATCHES]
+def at_equal_cost(system: str = "cosine") -> Find:
+    """The simulated tokens of a system for a price over those of the cheapest baseline, at each batch."""
+
+    def find() -> Sequence[Figure]:
+        runs = runs_of("cosine-cost")
+        cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
+        return [(cheapest[batch] / runs.price(system, batch),) for batch in BATCHES]
+
+    return find
 
 
 def hourly_prices() -> str:
@@ -143,15 +157,19 @@ def unequal_prices() -> str:
     return f" ({', '.join(cells)})" if cells else ""
 
 
-def latency_of_baselines() -> Sequence[Figure]:
-    """The simulated latency of the fastest baseline over CoSine's, at each batch."""
-    runs = runs_of("cosine-cost")
-    fastest = {batch: min(runs.latency(name, batch) for name in BASELINES) for batch in BATCHES}
-    return [(fastest[batch] / runs.latency("cosine", batch),) for batch in BATCHES]
+def latency_of_baselines(system: str = "cosine") -> Find:
+    """The simulated latency of the fastest baseline over that of a system, at each batch."""
+
+    def find() -> Sequence[Figure]:
+        runs = runs_of("cosine-cost")
+        fastest = {batch: min(runs.latency(name, batch) for name in BASELINES) for batch in BATCHES}
+        return [(fastest[batch] / runs.latency(system, batch),) for batch in BATCHES]
+
+    return find
 
 
-def online(mode: str, *others: str) -> Find:
-    """The simulated latency of the fastest of some systems over CoSine's fused drafts, in a mode of arrival.
+def online(mode: str, *others: str, system: str = cosine_online.COSINE) -> Find:
+    """The simulated latency of the fastest of some systems over that of fused drafts, in a mode of arrival.
 
     Args:
         others: by name; none: all baselines.
@@ -159,7 +177,7 @@ def online(mode: str, *others: str) -> Find:
 
     def find() -> Sequence[Figure]:
         runs = runs_of(f"cosine-{mode}")
-        return ((min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(cosine_online.COSINE),),)
+        return ((min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(system),),)
 
     return find
 
@@ -174,9 +192,9 @@ def where_slowest(mode: str, system: str, words: str) -> Callable[[], str]:
     return find
 
 
-def over_fastest() -> Sequence[Figure]:
+def over_fastest(system: str = cosine_online.COSINE) -> Find:
     """The same over all baselines, in each mode of arrival."""
-    return [figure for mode in cosine_online.MODES for figure in online(mode)()]
+    return lambda: [figure for mode in cosine_online.MODES for figure in online(mode, system=system)()]
 
 
 def blended(setting: str, temperature: float) -> Find:

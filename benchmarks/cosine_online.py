@@ -33,6 +33,7 @@ from cospec.simulation.workload import due
 WARM = 24  # requests before the measurement, from which policies learn
 BASELINES = ("SpecInfer, 4 nodes", "PipeInfer", "one drafter", "no drafts")
 CHOSEN = (
+    "after outcomes",
     "CoSine, 4 nodes",
     "without routing",
     "without fusion",
@@ -40,6 +41,7 @@ CHOSEN = (
     "drafting ahead",
     "goodput",
     "goodput without adaptive participation",
+    "after outcomes, one drafter",
     *BASELINES,
 )  # fewer and fewer nodes, as in ``benchmarks.cosine_nodes``
 FIGURES = ("mean_latency", "p99_latency", "tokens_per_second", "acceptance_length")

@@ -22,6 +22,7 @@ ADAPTIVE = {
 EARLIER = {source: Source(f"{source.file}_earlier", source.command, How.EMULATED) for source in SOURCES.values()}
 AGAIN = {source: ADAPTIVE[requests] for requests, source in SOURCES.items()}  # some of the variants once more
 WHOLE, EIGHT = "CoSine, 4 nodes", "CoSine, 8 nodes"
+AFTER_OUTCOMES = "after outcomes"  # in place of the pipeline
 SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
 BASELINES = {
     SPECINFER: (
@@ -43,6 +44,7 @@ PARTS = {
 }
 INSTEAD = {  # variants, and the part that each has in place of another
     "drafting ahead": "drafting ahead, instead of the pipeline",
+    AFTER_OUTCOMES: "drafting after outcomes, instead of the pipeline",
     "fusion token by token": "fusion token by token, instead of whole drafts",
     "fusion token by token, in turn": "fusion token by token, in turn, instead of whole drafts and the pipeline",
 }
@@ -104,6 +106,15 @@ def section(results: Results) -> Section:
             results.row(f"CoSine over {words}, {at}", said, source, lambda f, name=name: Nodes(f).both(name))
             for name, (words, said) in BASELINES.items()
         ]
+        rows += [
+            results.row(
+                f"CoSine after outcomes over {words}, {at}",
+                said,
+                source,
+                lambda f, name=name: Nodes(f).both(name, AFTER_OUTCOMES),
+            )
+            for name, (words, said) in BASELINES.items()
+        ]
         rows.append(
             results.row(
                 f"CoSine over SpecInfer, 8 nodes each, {at}",
@@ -156,6 +167,8 @@ def section(results: Results) -> Section:
             "takes 8 ms for any number of requests. So eight nodes cannot be faster than four here. All variants "
             "wrote the same texts. Throughput counts one batch until its last request ends; latency is the mean over "
             "requests. The paper's first part is the whole cooperative generation, which is more than routing.",
+            "*After outcomes* is the mode `draft-outcomes` in place of the pipeline, which no paper here has: drafters "
+            "branch after each token of the draft that the target verifies, and guess the target's next token.",
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
             "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
             "Other programs used the machine of these two runs, so only large changes count.",

@@ -12,6 +12,7 @@ from benchmarks.papers.sources import Results, Source
 
 OFFLINE = scenario("cosine-cost")
 WHOLE, SPECINFER, PIPEINFER = "cosine", "specinfer", "pipeinfer"
+AFTER = "cosine outcomes"  # drafts after outcomes in place of the pipeline
 BATCHES, LARGE = (1.0, 2.0, 4.0, 8.0, 16.0), (8.0, 16.0)  # the paper does not say which batches are large
 BASELINES = {
     "plain": ("plain decoding (vLLM)", "3.15 to 4.71× (LLaMA pair)"),
@@ -60,6 +61,23 @@ def throughputs(results: Results) -> Section:
         )
         for batch in BATCHES
     ]
+    rows += [
+        results.row(
+            f"Throughput of CoSine after outcomes over {words}",
+            paper,
+            OFFLINE,
+            lambda found, name=name: by_batch(Runs(found), name, AFTER),
+        )
+        for name, (words, paper) in BASELINES.items()
+    ]
+    rows.append(
+        results.row(
+            "Latency of CoSine after outcomes against the best baseline",
+            BEST,
+            OFFLINE,
+            lambda found: latencies(Runs(found), BASELINES, system=AFTER),
+        )
+    )
     at = f", {draft_token_ms(llama_scenario()):.1f} ms a draft token"
     rows += [
         results.row(
@@ -83,7 +101,8 @@ def throughputs(results: Results) -> Section:
             "Drafts are recorded, as in the gain by parts, and are at most five tokens deep. SpecInfer unites trees "
             "of all drafters, CoSine fuses them; trees have at most ten tokens.",
             WHOLE_DRAFTS,
-            "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064).",
+            "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064). *After outcomes* is the mode "
+            "`draft-outcomes` in place of the pipeline, which no paper here has.",
             NOT_SIMULATED,
             f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} *Batch* is "
             "the number of requests in the engine for every system. Pipelining halves CoSine's batch in the target; "
@@ -186,6 +205,12 @@ def prices(results: Results) -> Section:
             "tokens for a price; where both cost as much, figure 6(c)'s ratio again",
         ),
         results.row(
+            "The same, drafting after outcomes",
+            "",
+            OFFLINE,
+            lambda found: at_equal_cost(Runs(found), system=AFTER),
+        ),
+        results.row(
             "Throughput at equal cost, over plain decoding",
             "",
             OFFLINE,
@@ -219,9 +244,9 @@ def growth(runs: Runs, name: str) -> str:
     return f"{name} {latency:+.0%} (forward {forward:+.0%}, target idle {idle})"
 
 
-def by_batch(runs: Runs, name: str) -> str:
-    """Throughput over that of another system, at each batch."""
-    found = [f"batch {b:g}: {runs.throughput(WHOLE, b) / runs.throughput(name, b):.2f}×" for b in BATCHES]
+def by_batch(runs: Runs, name: str, system: str = WHOLE) -> str:
+    """Throughput of a system over that of another, at each batch."""
+    found = [f"batch {b:g}: {runs.throughput(system, b) / runs.throughput(name, b):.2f}×" for b in BATCHES]
     return ", ".join(found)
 
 
@@ -231,12 +256,12 @@ def over_fastest(runs: Runs, batch: float) -> str:
     return f"{runs.by_parts(WHOLE, best, batch)} ({best})"
 
 
-def latencies(runs: Runs, others: Iterable[str], batches: Sequence[float] = BATCHES) -> str:
-    """Latency against that of the best of some systems, at each batch."""
+def latencies(runs: Runs, others: Iterable[str], batches: Sequence[float] = BATCHES, system: str = WHOLE) -> str:
+    """Latency of a system against that of the best of some others, at each batch."""
     cells = []
     for batch in batches:
         best = min(others, key=lambda name: runs.latency(name, batch))
-        change = runs.latency(WHOLE, batch) / runs.latency(best, batch) - 1
+        change = runs.latency(system, batch) / runs.latency(best, batch) - 1
         cells.append(f"batch {batch:g}: {change:+.1%} ({best})")
     return ", ".join(cells)
 
@@ -257,11 +282,11 @@ def unequal(runs: Runs) -> str:
     return "at equal cost" + (f", but {'; '.join(cells)}" if cells else "")
 
 
-def at_equal_cost(runs: Runs, baselines: Iterable[str] = BASELINES) -> str:
-    """Tokens for a price against the cheapest of some baselines, at each batch."""
+def at_equal_cost(runs: Runs, baselines: Iterable[str] = BASELINES, system: str = WHOLE) -> str:
+    """Tokens of a system for a price against the cheapest of some baselines, at each batch."""
     cells = []
     for batch in BATCHES:
         best = min(baselines, key=lambda name: runs.price(name, batch))
-        change = runs.price(best, batch) / runs.price(WHOLE, batch) - 1
+        change = runs.price(best, batch) / runs.price(system, batch) - 1
         cells.append(f"batch {batch:g}: {change:+.1%} ({best})")
     return ", ".join(cells)
