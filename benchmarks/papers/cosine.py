@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline
+from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline, cosine_online_nodes
 from benchmarks.papers.command import main
 from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.comparisons import COMPARED, over_plain
@@ -38,6 +38,7 @@ def page(results: Results) -> Page:
         *cosine_offline.sections(results),
         stages(results),
         online(results),
+        cosine_online_nodes.section(results),
         *cosine_arrivals.sections(results),
         parts(results),
         failures(results),

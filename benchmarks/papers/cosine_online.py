@@ -48,8 +48,9 @@ def online(results: Results) -> Section:
             "and no refuted window is in the target; DSD's page has several windows and the early exit. Drafts are "
             "recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv "
             "2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees "
-            "of at most ten tokens at every load. *After outcomes* is the mode `draft-outcomes`, which no paper here has: "
-            "drafters branch after each token of the draft that the target verifies, with two guesses of its next token.",
+            "of at most ten tokens at every load. *After outcomes* is the mode `draft-outcomes`, which no paper here "
+            "has: drafters branch after each token of the draft that the target verifies, with two guesses of its "
+            "next token.",
             NOT_SIMULATED,
             WHOLE_DRAFTS,
             f"Links take 0 ms, and at most {SEQUENCES} requests are in the engine. {inputs()} The paper's online tests "
