@@ -33,6 +33,11 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from cospec.drafters.interfaces import DraftCache, NextLogits, StepwiseDrafter
 
 
+def base_of(context: DraftContext, budget: DraftBudget) -> int:
+    """Return the known tokens before a draft under a budget, see ``Draft.base_len`` and ``DraftBudget.outcomes``."""
+    return context.committed_len if budget.outcomes else len(context.tokens)
+
+
 def context_of(sequence: RequestState, stream_kind: StreamKind) -> DraftContext:
     """Return what a drafter reads of a sequence; the token list is the sequence's own."""
     request = sequence.request

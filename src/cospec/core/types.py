@@ -100,7 +100,6 @@ class RequestState:
     The output processor writes ``tokens``, ``computed``, ``finish``, ``stats``, ``logprobs`` and ``prompt_logprobs``.
     The scheduler writes ``status``, ``computed`` on admission, preemption and retry, and two counts of ``stats``:
     ``cached_prompt_tokens`` and ``preemptions``. ``Engine.abort`` writes ``finish``.
-
     Invariant between steps: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
     """
 
@@ -133,7 +132,6 @@ class RequestState:
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter sees of a sequence. A drafter may keep no reference to ``tokens``, and may not write the list.
-
     In the mode ``sequential`` the list is the live list of the request; the other execution modes pass a copy.
     """
 
@@ -167,8 +165,7 @@ class DraftBudget:
         count_hits: the draft should have ``hits``, where the drafter reads the tokens of several steps at once.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
         skip_step: the step leaves the sequence out; a step never leaves out all of its sequences.
-        outcomes: the draft begins with the assumed tokens, and goes on after every number of them, because any number
-            may be accepted. ``depth`` and ``max_nodes`` count the other tokens.
+        outcomes: the draft begins with the assumed tokens, which do not count, and goes on after each number of them.
     """
 
     depth: int = 0
@@ -186,10 +183,6 @@ class DraftBudget:
     def is_chain(self) -> bool:
         """Whether the draft is to have one node per level."""
         return not self.widths and self.max_nodes <= self.depth
-
-    def base(self, context: DraftContext) -> int:
-        """Return the known tokens of ``context`` before the draft, see ``Draft.base_len``."""
-        return context.committed_len if self.outcomes else len(context.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.plugin_base import base_of
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.dynamic_tree import room
 from cospec.drafters.interfaces import VocabMapping
@@ -90,7 +91,7 @@ class DraftKVCache:
             self.free([context.id])  # without room, this sequence gets no drafts
             return None
         place.own, place.fed = own, min(place.fed, agreed)
-        place.given = len(context.tokens) - budget.base(context)
+        place.given = len(context.tokens) - base_of(context, budget)
         return fitting
 
     def backlog_len(self, id: str, known: int) -> int:

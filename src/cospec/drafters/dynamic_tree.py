@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from cospec.core.plugin_base import base_of
 from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.tree import MAX_NODES, children, path_to
@@ -69,7 +70,7 @@ class DynamicTree:
         params, budget = self.context.sampling, self.budget
         whole = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         self.params = whole if params.greedy else params
-        self.base, self.root = budget.base(self.context), self.context
+        self.base, self.root = base_of(self.context, budget), self.context
         self.given = len(self.context.tokens) - self.base
         if self.given:
             self.root = replace(self.context, tokens=self.context.tokens[: self.base], assumed=0)

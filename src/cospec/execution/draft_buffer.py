@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from cospec.core.plugin_base import base_of
 from cospec.core.tree import children, depths
 from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, ScheduledRequest
 
@@ -57,7 +58,7 @@ class DraftRequest:
 
 def rebase(request: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft | None:
     """Return the part of ``draft`` after ``tokens``; None if nothing is left or the sequence took another path."""
-    base, known = request.budget.base(request.context), len(tokens)
+    base, known = base_of(request.context, request.budget), len(tokens)
     if draft.base_len != base or known < base or not request.is_valid(tokens) or not len(draft):
         return None
     if known == base:
@@ -169,7 +170,7 @@ class DraftBuffer:
         """Store a drafter's answer; omitted sequences have no draft. Answers to dropped requests are ignored."""
         found = {(draft.id, draft.base_len): draft for draft in drafts}
         for request in requests:
-            draft = found.get((request.id, request.budget.base(request.context)))
+            draft = found.get((request.id, base_of(request.context, request.budget)))
             if self.pending.get(request.id) is not request:
                 self.stale += 1
                 continue

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cospec.core.plugin_base import base_of
 from cospec.core.types import Draft, DraftBudget, DraftContext
 
 Guess = tuple[int, float]
@@ -30,7 +31,7 @@ def outcome_draft(
         guesses: guesses of the token after a number of output tokens, the given token first where there is one.
         chain: the chain after a number of right output tokens, and its length at most.
     """
-    base = budget.base(context)
+    base = base_of(context, budget)
     place, given = base - context.prompt_len, context.tokens[base:]
     tokens, parents, confidence = list(given), list(range(-1, len(given) - 1)), [0.0] * len(given)
     for number in range(len(given) + 1):
@@ -51,5 +52,5 @@ def outcome_draft(
 
 def branches(context: DraftContext, budget: DraftBudget) -> int:
     """Return the branches that a drafter drafts at most, the continuation of the given tokens included."""
-    given = len(context.tokens) - budget.base(context)
+    given = len(context.tokens) - base_of(context, budget)
     return min((given + 1) * (budget.widths[0] if budget.widths else 1), -(-budget.max_nodes // budget.depth))

@@ -11,6 +11,7 @@ import numpy as np
 
 from cospec.cluster.nodes.wire import NodeDraft, NodeScore, NodeStep, SparseRow
 from cospec.core.drafter_capabilities import TokenScores
+from cospec.core.plugin_base import base_of
 from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Draft, DraftBudget, DraftContext
@@ -38,7 +39,7 @@ class AskedDraft:
     def of(cls, context: DraftContext, budget: DraftBudget, samples: bool) -> AskedDraft:
         """Describe a call; ``samples``: the drafter draws its tokens."""
         wants_q = samples and context.stream_kind is StreamKind.DRAFT and not context.sampling.greedy
-        return cls(budget, wants_q, len(context.tokens) - budget.base(context))
+        return cls(budget, wants_q, len(context.tokens) - base_of(context, budget))
 
 
 def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str) -> Draft:

@@ -36,7 +36,7 @@ from cospec.cluster.nodes.wire import (
     Welcome,
 )
 from cospec.core.interfaces import Clock
-from cospec.core.plugin_base import Drafter
+from cospec.core.plugin_base import Drafter, base_of
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftContext
 from cospec.drafters.model import likeliest_of
@@ -166,7 +166,7 @@ class NodeService:
         asked = {context.id: context for context in contexts if budgets[context.id].depth > 0}
         if not asked:
             return []
-        given = {id: len(context.tokens) - budgets[id].base(context) for id, context in asked.items()}
+        given = {id: len(context.tokens) - base_of(context, budgets[id]) for id, context in asked.items()}
         if self.drafter.drafts_outcomes:
             drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked])
         else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
+from cospec.core.plugin_base import base_of
 from cospec.core.types import Commit, Draft, DraftBudget
 from cospec.drafters.pool.combiners.combiner import UNKNOWN, Combiner, CombineTask, DraftCandidates
 from cospec.drafters.pool.combiners.union import merged
@@ -195,7 +196,7 @@ class Coordinator:
         """
         tree = merged(task)
         draft = tree.draft(task.context, range(len(tree.tokens)), self.pool_config.names)
-        return None if draft is None else replace(draft, base_len=task.budget.base(task.context))
+        return None if draft is None else replace(draft, base_len=base_of(task.context, task.budget))
 
     def _learn_novelty(self, tasks: Sequence[CombineTask]) -> None:
         """Learn the share of distinct tokens from the combined trees."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.interfaces import Clock
-from cospec.core.plugin_base import Drafter, SoleDrafter
+from cospec.core.plugin_base import Drafter, SoleDrafter, base_of
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import MISSED
@@ -271,7 +271,7 @@ class PoolDrafter(Drafter):
             if context.assumed:  # the state of the draft under verification stays until its commit
                 record = PoolRequestState(record.weights, record.greedy)
             record.weights.steps += 1
-            record.base, record.alone, record.sole = budget.base(context), -1, None
+            record.base, record.alone, record.sole = base_of(context, budget), -1, None
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks
 
