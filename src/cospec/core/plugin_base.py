@@ -79,6 +79,7 @@ class Drafter(ABC):
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
         is_stepwise: ``next_logits`` gives the logits after known tokens; a proxy's executor answers ``candidates``.
         drafts_outcomes: takes budgets with ``outcomes``.
+        works_elsewhere: other processes do its work, though it is called in this one.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
@@ -98,6 +99,7 @@ class Drafter(ABC):
     scoring_seconds: float = 0.0
     is_stepwise: bool = False
     drafts_outcomes: bool = False
+    works_elsewhere: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False
 

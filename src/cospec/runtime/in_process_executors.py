@@ -77,7 +77,7 @@ class ThreadExecutor(DrafterExecutor):
     """Makes calls in one thread of its own, which starts with the first call.
 
     Args:
-        parallel: overlapping is worth a try, because the drafter works on a device of its own or in a CUDA stream.
+        parallel: overlapping is worth a try, because the drafter works elsewhere or in a CUDA stream.
         around: entered around every call in the thread, such as a CUDA stream.
 
     Attributes:
@@ -115,10 +115,10 @@ class ThreadExecutor(DrafterExecutor):
     @classmethod
     def of(cls, drafter: Drafter, device: torch.device) -> ThreadExecutor:
         """A thread for ``drafter``. On CUDA the thread's work goes into a stream of its own and need not wait for the
-        target's work.
+        target's work. A drafter that works elsewhere leaves the target its processors.
         """
         if device.type != "cuda":
-            return cls(drafter)
+            return cls(drafter, parallel=drafter.works_elsewhere)
         import torch
 
         return cls(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))

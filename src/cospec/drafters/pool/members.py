@@ -115,6 +115,12 @@ class Member:
         return not self.rest and (executor is None or executor.present)
 
     @property
+    def is_parallel(self) -> bool:
+        """Whether the drafter works in another process, or on another machine."""
+        executor = self.drafter.executor
+        return executor is not None and executor.parallel
+
+    @property
     def load(self) -> float:
         """Proposals of earlier steps that wait for an answer."""
         executor = self.drafter.executor

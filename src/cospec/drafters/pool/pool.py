@@ -114,6 +114,7 @@ class PoolDrafter(Drafter):
         lockstep = self._elsewhere | self._steppers.keys()
         own = [number for number in range(len(self.members)) if number not in lockstep]
         askable = sorted(own, key=lambda number: not self.members[number].later)
+        self.works_elsewhere = priced > 0 and all(each.costless or each.is_parallel for each in self.members)
         self._outcomes = sum([1 << number for number in own if self.members[number].drafter.drafts_outcomes])
         self.drafts_outcomes = self._outcomes > 0
         self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock, routing.scores_known_tokens)

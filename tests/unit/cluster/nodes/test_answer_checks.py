@@ -52,6 +52,17 @@ def test_a_good_draft_passes() -> None:
     assert tuple(map(sparse_row, with_q.q)) == Q
 
 
+def test_a_draft_after_outcomes_begins_before_the_assumed_tokens() -> None:
+    tree = NodeDraft("a", 1, 9, (4, 5, 3, 2, 1), (-1, 0, 0, 1, 3), None, None)
+    asked = AskedDraft(DraftBudget(2, 3, (2,), outcomes=True), False, given=2)
+    assert check_draft(tree, asked, 6, "name").base_len == 7
+    for given, sentence in ((0, "5 tokens"), (1, "5 tokens")):
+        with pytest.raises(ProtocolError, match=sentence):
+            check_draft(tree, replace(asked, given=given), 6, "name")
+    with pytest.raises(ProtocolError, match="longer path"):
+        check_draft(tree, replace(asked, budget=DraftBudget(1, 3, (2,), outcomes=True)), 6, "name")
+
+
 @pytest.mark.parametrize(
     ("values", "asked", "reason"),
     [
