@@ -62,8 +62,6 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "drafting ahead": (4, {**WHOLE, "execution_mode": "draft-ahead"}),
     "after outcomes": (4, {**WHOLE, "execution_mode": "draft-outcomes"}),
     "auto": (4, {**WHOLE, "execution_mode": "auto"}),
-    "after outcomes, all drafters": (4, {**WHOLE, "routing": "all", "execution_mode": "draft-outcomes"}),
-    "after outcomes, union": (4, {"combiner": "union", "routing": "all", "execution_mode": "draft-outcomes"}),
     "after outcomes, vote": (4, {"combiner": "vote", "routing": "hedge", "execution_mode": "draft-outcomes"}),
     "after outcomes, 2 nodes": (2, {**WHOLE, "execution_mode": "draft-outcomes"}),
     "after outcomes, one drafter": (1, {**WHOLE, "execution_mode": "draft-outcomes"}),

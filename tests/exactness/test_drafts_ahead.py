@@ -167,7 +167,7 @@ def test_choosing_drafts_made_ahead_by_their_tokens_is_seen(acceptance_method: s
 
 MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "one stream": lambda: drawing(OneStream),
-    "q of the tokens before": lambda: patch("cospec.execution.draft_buffer._some", unshifted),
+    "q of the tokens before": lambda: patch("cospec.core.draft_parts.part", unshifted),
 }
 
 

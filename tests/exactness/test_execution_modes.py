@@ -22,8 +22,17 @@ from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.enumerated_draws import Unsound, total_variation
 from harness.overlap import MODES, Picky, under
+from harness.pools import pool_of
 from harness.reference import joint_distribution_of
-from harness.toys import ScriptedDrafter, enumerated_distribution, run_all, tokens_of, toy_engine, with_pool
+from harness.toys import (
+    ScriptedDrafter,
+    enumerated_distribution,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    with_pool,
+)
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, LENGTH = (0, 1), 5  # so long that what was drafted ahead is judged
@@ -182,3 +191,32 @@ def test_a_good_drafter_is_used(execution_mode: str) -> None:
     metrics = engine.metrics()
     drafted, accepted = sum(metrics.draft_tokens.values()), sum(metrics.accepted_tokens.values())
     assert drafted > 40 and accepted > 0.95 * drafted
+
+
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-outcomes"])
+def test_a_pool_learns_which_drafter_is_right(execution_mode: str) -> None:
+    """Also from drafts that were made during a verification: a branch counts after the outcome alone."""
+    drafters = {
+        "good": ModelDrafter(with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=1.7), 256, 4)),
+        "bad": ModelDrafter(with_pool(ToyModel(VOCAB, order=1, seed=3), 256, 4)),
+    }
+    pool = pool_of(drafters, "vote", "all", VOCAB)
+    engine = toy_engine(strong(), pool, "match", 4)
+    made = engine if execution_mode == "sequential" else under(engine, execution_mode)
+    asked = [make_request(f"r{n}", (n, 1, 2), SamplingParams(temperature=0, max_tokens=100)) for n in range(4)]
+    assert tokens_of(run_all(made, asked)) == tokens_of(run_all(toy_engine(strong(), None), asked))
+    assert pool.weights()["good"] > 0.53 > 0.47 > pool.weights()["bad"]
+
+
+@pytest.mark.parametrize("names", [("copy",), ("model",), None])
+def test_a_request_with_some_drafters_of_a_pool_has_drafts_ahead(names: tuple[str, ...] | None) -> None:
+    """A lookup drafts for no outcomes; its drafts continue all tokens in verification."""
+    drafters = {"model": ModelDrafter(strong()), "copy": NgramDrafter(1, 3)}
+    engine = under(toy_engine(strong(), pool_of(drafters, "union", "all", VOCAB), "match", 3), "draft-outcomes")
+    chosen = SpeculationParams(drafters=names, acceptance_method="match")
+    params = SamplingParams(temperature=0, max_tokens=60)
+    asked = [make_request(f"r{n}", (n, 1, 2, n, 1, 2, n), params) for n in range(3)]
+    wanted = tokens_of(run_all(toy_engine(strong(), None), asked))
+    assert tokens_of(run_all(engine, [replace(each, speculation=chosen) for each in asked])) == wanted
+    assert sum(engine.metrics().drafts_ahead.values()) > 10
+    assert {name for name, count in engine.metrics().accepted_tokens.items() if count} <= set(names or drafters)

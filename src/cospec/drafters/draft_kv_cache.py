@@ -148,9 +148,9 @@ class DraftKVCache:
             rows, known = min(max(self.vocabulary.rows, 1 + place.given), len(place.own)), len(place.own)
             start = min(place.fed + self._cached_ahead(context), known - rows)
             while known - start > CATCH_UP_TOKENS:
-                piece = tuple(place.own[start : start + CATCH_UP_TOKENS])
+                piece = tuple(place.own[start : min(start + CATCH_UP_TOKENS, known - rows)])
                 self.model.forward(TokenBatch((SequenceSlice(context.id, start, piece, logits_from=len(piece)),)))
-                start += CATCH_UP_TOKENS
+                start += len(piece)
             tokens = tuple(place.own[start:known])
             if context.id in compared and not context.assumed and known - start >= MISSED:
                 rows = known - max(start, context.prompt_len - 1, known - 1 - LOOKBACK)

@@ -187,13 +187,13 @@ def _extend(trees: Sequence[DynamicTree], logits: Tensor, calibrate: Calibrate) 
     if not trees:
         return
     q = target_probs(logits, [_block(tree) for tree in trees])
-    _take_given(trees, q, calibrate)
+    others = _take_given(trees, q, calibrate)
     widest = min(max(tree.width for tree in trees), q.shape[1])
     first_choices = q.argmax(axis=1)  # the lower id on ties
     if widest == 1:
-        ranked = np.take_along_axis(q, first_choices[:, None], 1)
+        ranked = others.max(axis=1, keepdims=True)
     else:
-        ranked = -np.sort(np.partition(-q, widest - 1, axis=1)[:, :widest], axis=1)
+        ranked = -np.sort(np.partition(-others, widest - 1, axis=1)[:, :widest], axis=1)
     shares = np.minimum.accumulate(calibrate(ranked), axis=1) * (ranked > 0)
     first, candidates = 0, list[_Candidate]()
     for tree in trees:
@@ -205,15 +205,25 @@ def _extend(trees: Sequence[DynamicTree], logits: Tensor, calibrate: Calibrate) 
     _choose(candidates)
 
 
-def _take_given(trees: Sequence[DynamicTree], q: Floats, calibrate: Calibrate) -> None:
-    """Rate the tokens of given chains, and remove these from ``q [rows, V]``, so that other tokens follow."""
+def _take_given(trees: Sequence[DynamicTree], q: Floats, calibrate: Calibrate) -> Floats:
+    """Rate the tokens of given chains as first children, and remove these from ``q [rows, V]``.
+
+    Returns:
+        ``[rows, V]``, in any order, the probabilities that give other children their confidences. A given token that
+        was drawn takes the largest probability, whatever the token.
+    """
     rows = [(tree, node) for tree in trees for node in tree.frontier]
+    drawn = any(tree.given and not tree.context.sampling.greedy for tree in trees)
+    others = q.copy() if drawn else q
     for row, (tree, node) in enumerate(rows):
         child = tree.given_child(node)
         if child is not None:
-            raw = q[row, tree.tokens[child]]
+            token = tree.tokens[child]
+            first = token if tree.context.sampling.greedy else int(q[row].argmax())
+            raw = others[row, first]
             tree.rate(child, float(raw), float(calibrate(raw[None, None])[0, 0]))
-            q[row, tree.tokens[child]] = 0.0
+            others[row, first] = q[row, token] = 0.0
+    return others
 
 
 @dataclass(slots=True)

@@ -154,7 +154,7 @@ class Auto:
         """Submit one step in the current mode."""
         self._check_load(plan)
         if not self._settled:
-            self._outcomes = self._has_outcomes(plan)
+            self._look_for_outcomes(plan)
         if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         with self._counted():
@@ -163,7 +163,7 @@ class Auto:
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step; the mode may have changed since the submission."""
         with self._counted():
-            result = step.collect(self.components.clock)
+            result = self._mode.collect(step)
         if not self._settled:
             self._measure(result)
         return result
@@ -185,13 +185,14 @@ class Auto:
         """Close the current mode."""
         self._mode.close()
 
-    def _has_outcomes(self, plan: SchedulerOutput) -> bool:
-        """Whether most sequences can be drafted for after outcomes. Where steps are in flight, windows ahead are."""
+    def _look_for_outcomes(self, plan: SchedulerOutput) -> None:
+        """Note whether most sequences can be drafted for after outcomes. Steps in flight have windows ahead instead."""
         drafter, method = self.components.drafter, self.components.verifier.acceptance_method
-        if drafter is None or not drafter.drafts_outcomes or self.components.verifier.max_in_flight > 1:
-            return False
+        able = drafter is not None and drafter.drafts_ahead and drafter.drafts_outcomes
         kinds = [method(entry.sequence).stream_kind for entry in plan.entries if entry.budget.depth]
-        return 2 * kinds.count(StreamKind.TARGET) > len(kinds)
+        if kinds:
+            most = 2 * kinds.count(StreamKind.TARGET) > len(kinds)
+            self._outcomes = able and most and self.components.verifier.max_in_flight == 1
 
     def _check_load(self, plan: SchedulerOutput) -> None:
         """Track the load, and start over when the load has changed."""

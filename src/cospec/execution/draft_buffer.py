@@ -16,10 +16,11 @@ that does not reach beyond the verified tokens is never kept. So no token is ver
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from cospec.core.draft_parts import after, below, cut
 from cospec.core.plugin_base import base_of
-from cospec.core.tree import children, depths
+from cospec.core.tree import depths
 from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, ScheduledRequest
 
 
@@ -63,42 +64,40 @@ def rebase(request: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft 
         return None
     if known == base:
         return None if request.budget.outcomes else draft  # the first tokens of the former are still in the target
-    # Committed tokens follow; what follows the last of these tokens in the draft still holds.
-    top = -1
-    for token in tokens[base:]:
-        found = [child for child in children(draft.parents, top) if draft.tokens[child] == token]
-        if not found:
-            return None
-        top = found[0]
-    return _below(draft, top, known)
-
-
-def _below(draft: Draft, top: int, base: int) -> Draft | None:
-    """Return the nodes below ``top`` as a draft after ``base`` committed tokens; None if there are none."""
-    place = {top: -1}
-    for node, parent in enumerate(draft.parents):
-        if parent in place:
-            place[node] = len(place) - 1
-    del place[top]
-    kept = list(place)
-    return _some(draft, kept, tuple(place.get(draft.parents[node], -1) for node in kept), base) if kept else None
+    return after(draft, tokens[base:])
 
 
 def fit_to_budget(draft: Draft | None, budget: DraftBudget) -> Draft | None:
-    """Cut a draft to a later budget: to the nodes with the largest probability of acceptance, or to the best path."""
+    """Fit a draft to a later budget: cut a chain; cut a tree to its most probable nodes, or to its best path.
+
+    A tree with q is dropped if it is too large: a choice among siblings that depends on what was drawn below them would
+    select among drawn tokens.
+    """
     if draft is None or budget.depth < 1 or budget.max_nodes < 1:
         return None
-    if len(draft) <= budget.max_nodes and draft.depth <= budget.depth and (draft.is_chain or not budget.is_chain):
+    fits = len(draft) <= budget.max_nodes and draft.depth <= budget.depth
+    if fits and (draft.is_chain or draft.q is not None or not budget.is_chain):
         return draft
     if draft.is_chain:
-        kept: Sequence[int] = range(min(budget.depth, budget.max_nodes))
-    elif budget.is_chain:
+        return cut(draft, range(min(budget.depth, budget.max_nodes)))
+    if draft.q is not None:
+        return None
+    if budget.is_chain:
         kept = best_path(draft)[: budget.depth]
     else:
-        reach, levels = _reach(draft), depths(draft.parents)
+        levels = depths(draft.parents)
         allowed = [node for node in range(len(draft)) if levels[node] <= budget.depth]
+        reach = _reach(draft)
         kept = sorted(sorted(allowed, key=lambda node: -reach[node])[: budget.max_nodes])
-    return _nodes(draft, kept, draft.base_len)
+    return cut(draft, kept)
+
+
+def without_unlikely(draft: Draft | None, threshold: float) -> Draft | None:
+    """Return the nodes with a probability of acceptance of at least ``threshold``; None if there are none."""
+    if draft is None or not threshold or draft.confidence is None:
+        return draft
+    kept = [node for node, chance in enumerate(_reach(draft)) if chance >= threshold]
+    return cut(draft, kept) if kept else None
 
 
 def _reach(draft: Draft) -> list[float]:
@@ -125,25 +124,6 @@ def best_path(draft: Draft) -> list[int]:
         path.append(node)
         node = following[node]
     return path
-
-
-def _nodes(draft: Draft, kept: Sequence[int], base: int) -> Draft:
-    """Return the nodes ``kept``, which are in order and have their parents, as a draft after ``base`` tokens."""
-    place = {-1: -1} | {node: at for at, node in enumerate(kept)}
-    return _some(draft, kept, tuple([place[draft.parents[node]] for node in kept]), base)
-
-
-def _some(draft: Draft, kept: Sequence[int], parents: tuple[int, ...], base: int) -> Draft:
-    """Return the nodes ``kept`` of a draft with their new ``parents``, after ``base`` committed tokens."""
-    return replace(
-        draft,
-        base_len=base,
-        tokens=tuple(draft.tokens[node] for node in kept),
-        parents=parents,
-        drafters=tuple(draft.drafters[node] for node in kept),
-        q=None if draft.q is None else draft.q[list(kept)],
-        confidence=None if draft.confidence is None else draft.confidence[list(kept)],
-    )
 
 
 class DraftBuffer:
@@ -195,9 +175,13 @@ class DraftBuffer:
         request, draft = self.ready.pop(entry.sequence.id, (None, None))
         if request is None or draft is None:
             return None
-        fitting = fit_to_budget(rebase(request, draft, entry.sequence.tokens), entry.budget)
+        rest = rebase(request, draft, entry.sequence.tokens)
+        if request.budget.outcomes:  # guesses of the outcome may be unlikely, what follows may not
+            rest = without_unlikely(rest, entry.budget.threshold)
+        fitting = fit_to_budget(rest, entry.budget)
         if fitting is not None and request.is_ahead:
-            whole = len(entry.sequence.tokens) > len(request.context.tokens)
+            assumed = request.context.assumed
+            whole = assumed > 0 and len(entry.sequence.tokens) > len(request.context.tokens)
             self.used["likeliest" if whole else "other"] += 1
         return fitting
 
@@ -212,7 +196,7 @@ class DraftBuffer:
             return None
         known = len(entry.sequence.tokens)
         assumed = AssumedTokens(known, (*request.context.tokens[known:], draft.tokens[0]))
-        fitting = fit_to_budget(_below(draft, 0, assumed.end), entry.budget)
+        fitting = fit_to_budget(below(draft, 0, assumed.end), entry.budget)
         if fitting is None:
             return None
         del self.ready[request.id]

@@ -216,7 +216,7 @@ class DraftDispatcher:
         """
         drafter = self.components.drafter
         kind = self.components.verifier.acceptance_method(entry.sequence).stream_kind
-        return self.available and drafter is not None and drafter.drafts_outcomes and kind is StreamKind.TARGET
+        return self.drafts_ahead and drafter is not None and drafter.drafts_outcomes and kind is StreamKind.TARGET
 
     def continue_outcomes(self, entry: ScheduledRequest, draft: Draft | None, nodes: int) -> DraftRequest | None:
         """Return a request for a draft that continues the outcomes of the verification in flight.

@@ -30,13 +30,16 @@ class DraftOutcomes(OverlappedMode):
 
     Sequences whose acceptance method is not ``match``, and drafters that cannot draft so
     (``Drafter.drafts_outcomes``), draft ahead as in the mode ``draft-ahead``, and their steps wait for missing drafts.
+
+    Attributes:
+        wait, nodes: what the mode has learned from the times of steps.
     """
 
     name: ClassVar[str] = "draft-outcomes"
 
     def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         super().__init__(components, timeout)
-        self._wait, self._nodes = DraftWait(), OutcomeNodes()
+        self.wait, self.nodes = DraftWait(), OutcomeNodes()
 
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         """Return all entries; submits drafts after the outcomes of their verification."""
@@ -44,11 +47,11 @@ class DraftOutcomes(OverlappedMode):
         started = clock()
         dispatcher.wait_for_pending(entries)
         pended = clock()
-        self._nodes.waited(pended - started)
+        self.nodes.waited(pended - started)
         missing = [entry for entry in entries if dispatcher.waits_for_draft(entry)]
         if missing and self._waits(entries, missing):
             dispatcher.draft_missing(entries)
-            self._wait.waited(clock() - pended)
+            self.wait.waited(clock() - pended)
         drafts = dispatcher.drafts_of(entries)
         if dispatcher.drafts_ahead:
             ahead = [self._request(entry, drafts.get(entry.sequence.id)) for entry in entries]
@@ -58,22 +61,22 @@ class DraftOutcomes(OverlappedMode):
     def _waits(self, entries: Sequence[ScheduledRequest], missing: Sequence[ScheduledRequest]) -> bool:
         """Whether to wait for missing drafts."""
         ready = sum([entry.sequence.id in self.dispatcher.buffer.ready for entry in entries])
-        return not all(map(self.dispatcher.drafts_outcomes, missing)) or self._wait.pays(ready, len(missing))
+        return not all(map(self.dispatcher.drafts_outcomes, missing)) or self.wait.pays(ready, len(missing))
 
     def _request(self, entry: ScheduledRequest, draft: Draft | None) -> DraftRequest | None:
         """Return the request for the draft after that of the step; None where there is no such request."""
         if self.dispatcher.drafts_outcomes(entry):
-            return self.dispatcher.continue_outcomes(entry, draft, self._nodes.count)
+            return self.dispatcher.continue_outcomes(entry, draft, self.nodes.count)
         return None if draft is None else self.dispatcher.continue_draft(entry, draft)
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """See ``OverlappedMode``."""
         result = super().collect(step)
-        self._wait.stepped(result.times.target)
-        self._nodes.stepped(result.times.target)
+        self.wait.stepped(result.times.target)
+        self.nodes.stepped(result.times.target)
         return result
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """See ``OverlappedMode``."""
-        self._wait.committed(commits)
+        self.wait.committed(commits)
         super().commit(commits)

@@ -47,7 +47,7 @@ class EngineMetrics:
     divergence: float = 0.0  # of ended requests with a relaxed blend, see ``RequestStats``
     relaxed_tokens: int = 0
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
-    drafts_ahead: dict[str, int] = field(default_factory=dict)  # used drafts of ``draft-ahead``, by outcome
+    drafts_ahead: dict[str, int] = field(default_factory=dict)  # used drafts made during verification, by outcome
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     node_totals: list[dict[str, Any]] = field(default_factory=list)  # see ``NodeHub.totals``

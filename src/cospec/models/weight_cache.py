@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,9 +88,10 @@ class WeightCache:
         text = json.dumps(key, sort_keys=True).encode()
         path = folder() / f"{name[:64]}-{hashlib.sha256(text).hexdigest()[:24]}{_SUFFIX}"
         try:
-            found = _in_use.get(path) or read_arrays(path, key)
-            os.utime(path)  # the time of the last use
-            return _in_use.setdefault(path, found)
+            found = _in_use.setdefault(path, _in_use.get(path) or read_arrays(path, key))
+            with suppress(FileNotFoundError):
+                os.utime(path)  # the time of the last use
+            return found
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:

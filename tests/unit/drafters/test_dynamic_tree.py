@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from cospec.core.model_io import TokenBatch
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.tree import children, depths, path_to
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import PRIOR, Calibration
 from cospec.drafters.model import ModelDrafter
+from cospec.models.input_batch import check
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
+from harness.methods import override
 from harness.target_probs import target_probs_of
 from harness.toys import with_pool
 
@@ -234,3 +238,23 @@ def test_the_cache_after_outcomes(count: int) -> None:
     found = drafter.propose([context(after, GREEDY, kind)], [DraftBudget(3, 8)])
     (wanted,) = ModelDrafter(model()).propose([context(after, GREEDY, kind)], [DraftBudget(3, 8)])
     assert [each.tokens for each in found] == [wanted.tokens]
+
+
+@pytest.mark.parametrize("known", range(2045, 2050))
+def test_a_long_text_that_is_not_cached_leaves_the_rows_of_given_tokens_for_the_last_piece(known: int) -> None:
+    """2048 tokens are fed at once."""
+    long = with_pool(ToyModel(V, order=2, seed=1), 1024, 4)
+    long.max_len = 4096
+    forward, pieces = long.forward, list[int]()
+
+    def checked(batch: TokenBatch) -> Tensor:
+        check(batch, V, long.max_len)
+        pieces.append(len(batch.slices[0].tokens))
+        return forward(batch)
+
+    override(long, forward=checked)
+    text = [n % V for n in range(known)]
+    asked = DraftContext("s", [*text, 3, 1, 4, 2], 2, GREEDY, 77, StreamKind.TARGET, assumed=4)
+    (draft,) = ModelDrafter(long).propose([asked], [DraftBudget(2, 30, widths=(2,), outcomes=True)])
+    assert draft.tokens[:4] == (3, 1, 4, 2)
+    assert max(pieces) <= 2048 and sum(pieces[:2]) == known + 4

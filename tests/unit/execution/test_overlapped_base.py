@@ -18,6 +18,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import DrafterLost, InvalidInput
 from cospec.execution.auto import Auto
+from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
@@ -294,6 +295,12 @@ def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_
     execution_mode = run_auto(made, clock, parallel=True, window=8)
     run_all(made, [make_request(f"r{n}", (n, 1), SamplingParams(max_tokens=150)) for n in range(4)])
     assert execution_mode.info.name == name, execution_mode.info.reason
+    if name == "draft-outcomes":
+        current = execution_mode.current
+        assert isinstance(current, DraftOutcomes)
+        current.wait.waited(30.0)
+        current.wait.waited(30.0)
+        assert not current.wait.pays(3, 1), "the time of steps is known"
 
 
 @pytest.mark.parametrize("overlap_seconds", [4.0, 16.0])

@@ -35,6 +35,7 @@ from cospec.cluster.nodes.wire import (
     ToNode,
     Welcome,
 )
+from cospec.core.draft_parts import begun
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, base_of
 from cospec.core.rng import StreamKind
@@ -166,14 +167,12 @@ class NodeService:
         asked = {context.id: context for context in contexts if budgets[context.id].depth > 0}
         if not asked:
             return []
-        given = {id: len(context.tokens) - base_of(context, budgets[id]) for id, context in asked.items()}
         if self.drafter.drafts_outcomes:
             drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked])
         else:
-            plain = [replace(budgets[id], outcomes=False) for id in asked]
-            found = self.drafter.propose(list(asked.values()), plain)
-            drafts = [begun(draft, asked[draft.id].tokens[-given[draft.id] :]) for draft in found if given[draft.id]]
-            drafts += [draft for draft in found if not given[draft.id]]
+            found = self.drafter.propose(list(asked.values()), [replace(budgets[id], outcomes=False) for id in asked])
+            given = {id: context.tokens[base_of(context, budgets[id]) :] for id, context in asked.items()}
+            drafts = [begun(draft, given[draft.id]) if given[draft.id] else draft for draft in found]
         return [encode_draft(draft, asked[draft.id]) for draft in drafts if draft.tokens]
 
     def _scores(self, contexts: Sequence[DraftContext]) -> list[NodeScore]:
@@ -206,18 +205,6 @@ class NodeService:
             log.exception("the drafter forgets %d requests", len(ids))
             self._copies.forget(ids)
             self.drafter.free(ids)
-
-
-def begun(draft: Draft, tokens: Sequence[int]) -> Draft:
-    """A draft of a drafter that goes on after all assumed tokens alone, as a draft that begins with these tokens."""
-    count = len(tokens)
-    return replace(
-        draft,
-        base_len=draft.base_len - count,
-        tokens=(*tokens, *draft.tokens),
-        parents=(*range(-1, count - 1), *[parent + count for parent in draft.parents]),
-        confidence=None if draft.confidence is None else np.concatenate([np.ones(count), draft.confidence]),
-    )
 
 
 def encode_draft(draft: Draft, context: DraftContext) -> NodeDraft:

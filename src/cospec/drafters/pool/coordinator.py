@@ -179,6 +179,7 @@ class Coordinator:
             )
             for member, draft in drafts.items():
                 task.candidate_sets[member] = DraftCandidates(draft)
+            draft_task.record.ahead = drafts if draft_task.budget.outcomes else {}
             draft_task.record.candidate_sets = task.candidate_sets
             tasks.append(task)
         ahead = [task for task in tasks if task.budget.outcomes]

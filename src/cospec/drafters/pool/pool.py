@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cospec.core.draft_parts import begun
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, SoleDrafter, base_of
@@ -116,7 +117,7 @@ class PoolDrafter(Drafter):
         askable = sorted(own, key=lambda number: not self.members[number].later)
         self.works_elsewhere = priced > 0 and all(each.costless or each.is_parallel for each in self.members)
         self._outcomes = sum([1 << number for number in own if self.members[number].drafter.drafts_outcomes])
-        self.drafts_outcomes = self._outcomes > 0
+        self.drafts_outcomes = self.drafts_ahead and self._outcomes > 0
         self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock, routing.scores_known_tokens)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
@@ -160,11 +161,15 @@ class PoolDrafter(Drafter):
         return cls(members, combiner, routing, context)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Return one combined draft for each context with a guess of any drafter."""
+        """Return one combined draft for each context with a guess of any drafter.
+
+        Where no able drafter drafts after outcomes, a draft after outcomes continues all assumed tokens alone.
+        """
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
         self._known_tokens.collect(self.records)
+        budgets, begins = self._continue_all(contexts, budgets)
         self.prepare(contexts, budgets)
         draft_tasks = self._select_tasks(contexts, budgets)
         drafts: list[Draft] = []
@@ -189,16 +194,32 @@ class PoolDrafter(Drafter):
             )
             drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading
+            for draft_task in draft_tasks:
+                if draft_task.budget.outcomes:
+                    self.records[draft_task.context.id].ahead = draft_task.record.ahead
         self._forget_lost()
         inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
         self.seconds.own += self.setting.clock() - started - inside
-        return drafts
+        return [begun(draft, begins[draft.id]) if begins.get(draft.id) else draft for draft in drafts]
+
+    def _continue_all(
+        self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
+    ) -> tuple[Sequence[DraftBudget], Mapping[str, Sequence[int]]]:
+        """Return budgets without outcomes where no able drafter takes these, and what such drafts then begin with."""
+        begins = {
+            context.id: context.tokens[context.committed_len :]
+            for context, budget in zip(contexts, budgets, strict=True)
+            if budget.outcomes and not self._able(context) & self._outcomes
+        }
+        pairs = zip(contexts, budgets, strict=True)
+        return [replace(each, outcomes=False) if context.id in begins else each for context, each in pairs], begins
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit in every drafter, and learn how right each drafter was."""
         started, records = self.setting.clock(), self.records
         known_commits, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
+        continued = list[tuple[PoolRequestState, Commit]]()
         for commit in commits:
             record = records.get(commit.id)
             if record is None:
@@ -216,10 +237,14 @@ class PoolDrafter(Drafter):
             else:
                 record.candidate_sets = {}
             record.base = -1
+            if record.ahead:
+                continued.append((record, commit))
             if commit.finish is not None:
                 finished.append(record)
         if known_commits:
             self.coordinator.learn(known_commits)
+        for record, commit in continued:
+            record.continue_ahead(commit)
         for record in finished:
             self.pool_stats.prior.learn(record.weights)
         self.seconds.own += self.setting.clock() - started
@@ -269,7 +294,7 @@ class PoolDrafter(Drafter):
             if not able:
                 continue
             record = self._record(context)
-            if context.assumed:  # the state of the draft under verification stays until its commit
+            if context.assumed or budget.outcomes:  # the state of the draft under verification stays until its commit
                 record = PoolRequestState(record.weights, record.greedy)
             record.weights.steps += 1
             record.base, record.alone, record.sole = base_of(context, budget), -1, None

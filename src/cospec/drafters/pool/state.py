@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cospec.core.draft_parts import after
 from cospec.core.plugin_base import SoleDrafter
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
-from cospec.drafters.pool.combiners.combiner import CandidateSet
+from cospec.drafters.pool.combiners.combiner import CandidateSet, DraftCandidates
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 
 NOVELTY_RATE = 0.05  # step size of the moving average, per draft
@@ -28,6 +29,7 @@ class PoolRequestState:
         base: committed tokens when the latest draft was made; -1 after its commit, or without a draft.
         alone: the drafter that native code runs for the request; -1: ``propose`` drafts.
         candidate_sets: the drafters' candidates, until the step is committed.
+        ahead: whole drafts after outcomes of the verification in flight, by drafter.
         sole: the latest answer of ``PoolDrafter.drafts_alone``; None after a commit or a proposal.
     """
 
@@ -36,7 +38,17 @@ class PoolRequestState:
     base: int = -1
     alone: int = -1
     candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
+    ahead: Mapping[int, Draft] = field(default_factory=dict)
     sole: SoleAnswer | None = None
+
+    def continue_ahead(self, commit: Commit) -> None:
+        """Make candidates of what the drafts made ahead have after a commit."""
+        rests = {member: after(draft, commit.tokens) for member, draft in self.ahead.items()}
+        current = all([draft.base_len == commit.base_len for draft in self.ahead.values()])
+        self.ahead = {}
+        if current:
+            self.candidate_sets = {n: DraftCandidates(rest) for n, rest in rests.items() if rest is not None}
+            self.base = commit.base_len + len(commit.tokens)
 
 
 class SoleAnswer(NamedTuple):
