@@ -170,6 +170,7 @@ REPORTS = {
             ("The same on 2026-11-22", "load"),
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
+            ("The same on 2026-11-28, all engines loaded four times", "load_2-x-amd-epyc-family-26-model-2_avx2"),
             ("AVX2 alone: a processor without AVX-512", "load_2-x-amd-epyc-family-25-model-1_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
             ("The same with AVX-512", "load-disturbed_2-x-amd-epyc_avx512"),

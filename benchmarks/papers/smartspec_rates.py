@@ -29,6 +29,7 @@ MEASURED = {
         "bf16, 2026-11-22": "load",
         "AVX-512": "load_2-x-amd-epyc_avx512",
         "AVX2": "load_2-x-amd-epyc_avx2",
+        "AVX2, 2026-11-28": "load_2-x-amd-epyc-family-26-model-2_avx2",
         "AVX2 alone": "load_2-x-amd-epyc-family-25-model-1_avx2",
     }.items()
 }
