@@ -84,18 +84,16 @@ def busy(engine: Engine) -> float:
 def figures(found: Sequence[Served], jobs: Sequence[Job], count: int, working: Mapping[str, float]) -> dict[str, Any]:
     """Return the figures of a variant with ``count`` nodes; ``working`` are seconds of the target and of all nodes."""
     seconds = max(job.due + each.latency for job, each in zip(jobs, found, strict=True)) - jobs[0].due
-    tokens = [len(each.event.tokens) for each in found]
-    stats = [each.event.stats for each in found if each.event.stats is not None]
-    drafts = max(1, sum(each.drafts for each in stats))
+    tokens, drafts = sum(len(each.tokens) for each in found), max(1, sum(each.stats.drafts for each in found))
     return {
         "latencies": [round(each.latency, 4) for each in found],
         "mean_latency": float(np.mean([each.latency for each in found])),
         "p99_latency": float(np.quantile([each.latency for each in found], 0.99)),
-        "tokens_per_second": sum(tokens) / seconds,
-        "acceptance_length": 1 + sum(each.accepted for each in stats) / drafts,
+        "tokens_per_second": tokens / seconds,
+        "acceptance_length": 1 + sum(each.stats.accepted for each in found) / drafts,
         "target_idle": 1 - working["target"] / seconds,
         "nodes_idle": 1 - working["nodes"] / (seconds * count) if count else None,
-        "price_of_million": 1e6 * (TARGET_PRICE + count * DRAFTER_PRICE) * seconds / 3600 / sum(tokens),
+        "price_of_million": 1e6 * (TARGET_PRICE + count * DRAFTER_PRICE) * seconds / 3600 / tokens,
     }
 
 
@@ -119,7 +117,7 @@ def run_variant(
             found = served(engine, jobs, 0.0)
             working = {"target": target.seconds, "nodes": busy(engine) - drafted}
             rows[name] = figures(found, jobs, count, working)
-            outputs.append([each.event.tokens for each in found])
+            outputs.append([each.tokens for each in found])
     return rows, outputs
 
 

@@ -45,7 +45,7 @@ from rich.table import Table
 from benchmarks.common import DOMAINS, ROOT, machine, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.core.engine import Engine
-from cospec.core.types import Event
+from cospec.core.stats import RequestStats
 from cospec.process_utils import freeze_gc
 from cospec.text.input_processor import make_requests
 
@@ -127,15 +127,11 @@ class RequestFeeder:
 
 @dataclass(frozen=True)
 class Served:
-    """A job that ended.
+    """A job that ended."""
 
-    Attributes:
-        latency: seconds from the due time to the last token.
-        event: the last event, with all tokens.
-    """
-
-    latency: float
-    event: Event
+    latency: float  # seconds from the due time to the last token
+    tokens: tuple[int, ...]
+    stats: RequestStats
 
 
 def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float]:
@@ -145,7 +141,8 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
 
 def served(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[Served]:
     """Serve all jobs, each from its due time."""
-    ends: dict[str, tuple[float, Event]] = {}
+    ends: dict[str, tuple[float, RequestStats]] = {}
+    texts: dict[str, tuple[int, ...]] = {}
     ids: list[str] = []
     started = time.monotonic()
     with RequestFeeder(jobs, started) as feeder:
@@ -161,10 +158,11 @@ def served(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[Serv
                 ids.append(request.id)
                 engine.add(request)
             for event in engine.step():
-                if event.finish is not None:
-                    ends[event.id] = time.monotonic() - started, event
+                texts[event.id] = texts.get(event.id, ()) + event.tokens
+                if event.stats is not None:
+                    ends[event.id] = time.monotonic() - started, event.stats
         engine.set_wakeup_fd(-1)
-    return [Served(ends[id][0] - job.due, ends[id][1]) for id, job in zip(ids, jobs, strict=True)]
+    return [Served(ends[id][0] - job.due, texts[id], ends[id][1]) for id, job in zip(ids, jobs, strict=True)]
 
 
 def counts(engine: Engine) -> Counter[str]:
