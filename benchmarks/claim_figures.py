@@ -14,7 +14,7 @@ from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
-from benchmarks.papers.cosine_offline import BASELINES, BATCHES, hourly
+from benchmarks.papers.cosine_offline import BASELINES, BATCHES
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
@@ -145,52 +145,18 @@ def hourly_prices() -> str:
     return f" (assumed prices, {given.target.cost_per_hour:g}:{given.drafting.cost_per_hour:g})"
 
 
-def unequal_prices() -> str:
-    """The prices of an hour where the fastest baseline does not cost as much as CoSine, else none."""
-    runs = runs_of("cosine-cost")
-    cells = []
-    for batch in BATCHES:
-        best = min(BASELINES, key=lambda name: runs.latency(name, batch))
-        other, own = (f"{hourly(runs, name, batch):.2f}" for name in (best, "cosine"))
-        if other != own:
-            cells.append(f"batch {batch:g} costs {own} against {other}")
-    return f" ({', '.join(cells)})" if cells else ""
-
-
-def latency_of_baselines() -> Sequence[Figure]:
-    """The simulated latency of the fastest baseline over CoSine's, at each batch."""
-    runs = runs_of("cosine-cost")
-    fastest = {batch: min(runs.latency(name, batch) for name in BASELINES) for batch in BATCHES}
-    return [(fastest[batch] / runs.latency("cosine", batch),) for batch in BATCHES]
-
-
-def online(mode: str, *others: str, system: str = cosine_online.COSINE) -> Find:
-    """The simulated latency of the fastest of some systems over that of fused drafts, in a mode of arrival.
+def online(system: str, *others: str) -> Find:
+    """The simulated latency of the fastest of some systems over that of a pool, in each mode of arrival.
 
     Args:
         others: by name; none: all baselines.
     """
 
     def find() -> Sequence[Figure]:
-        runs = runs_of(f"cosine-{mode}")
-        return ((min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(system),),)
+        each = [runs_of(f"cosine-{mode}") for mode in cosine_online.MODES]
+        return [(min(map(runs.latency, others or cosine_online.BASELINES)) / runs.latency(system),) for runs in each]
 
     return find
-
-
-def where_slowest(mode: str, system: str, words: str) -> Callable[[], str]:
-    """The words where a system has the highest simulated latency of all in a mode of arrival, else none."""
-
-    def find() -> str:
-        runs = runs_of(f"cosine-{mode}")
-        return words if max(cosine_online.WORDS, key=runs.latency) == system else ""
-
-    return find
-
-
-def over_fastest(system: str = cosine_online.COSINE) -> Find:
-    """The same over all baselines, in each mode of arrival."""
-    return lambda: [figure for mode in cosine_online.MODES for figure in online(mode, system=system)()]
 
 
 def blended(setting: str, temperature: float) -> Find:

@@ -25,12 +25,13 @@ BASELINES = {  # variants of the scenarios
     "pipeinfer": "PipeInfer",
 }
 COSINE = "cosine fused"  # the paper's combiner
-AFTER = "fused outcomes"  # drafts after outcomes in place of the paper's pipeline
+AFTER = "vote outcomes"  # lengths by goodput; drafts after outcomes in place of the paper's pipeline
 POOLS = {
     "cosine": "vote",
     "cosine ahead": "vote, drafting ahead",
     COSINE: "fuse",
-    AFTER: "fuse, after outcomes",
+    "fused outcomes": "fuse, after outcomes",
+    AFTER: "vote, after outcomes",
 }
 WORDS = BASELINES | POOLS | {"outcomes": "one drafter, after outcomes"}
 
