@@ -17,11 +17,9 @@ from cospec.core.interfaces import Executor
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.tree import path_to
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, SpeculationParams
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.coordinator import Coordinator
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolDrafter
@@ -29,8 +27,7 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
-from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.runtime.in_process_executors import InlineExecutor, ThreadExecutor
+from cospec.runtime.in_process_executors import InlineExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import families
 from harness.methods import override
@@ -383,50 +380,3 @@ def test_a_drafter_with_another_vocabulary_is_tried_unscored() -> None:
         idle.append(pool.records[contexts[0].id].weights.idle[1])
     looked = pool.records[contexts[0].id].weights.looked
     assert idle == [0, 1, 2] and looked[0] > 0 == looked[1]
-
-
-def elsewhere(drafter: Drafter) -> DrafterProxy:
-    """A drafter of another process."""
-    executor = ThreadExecutor(drafter)
-    executor.parallel = True
-    return DrafterProxy(executor)
-
-
-@pytest.mark.parametrize(
-    ("members", "parallel"),
-    [
-        (("there", "there"), True),
-        (("there", "lookup"), True),
-        (("there", "here"), False),
-        (("lookup",), False),
-    ],
-)
-def test_a_pool_overlaps_the_target_if_its_drafters_work_elsewhere(members: Sequence[str], parallel: bool) -> None:
-    made: dict[str, Callable[[], Drafter]] = {
-        "there": lambda: elsewhere(ModelDrafter(target())),
-        "here": lambda: ModelDrafter(target()),
-        "lookup": lambda: NgramDrafter(1, 3),
-    }
-    pool = pool_of({f"{kind}{n}": made[kind]() for n, kind in enumerate(members)}, "union", "all", V)
-    assert pool.works_elsewhere is parallel
-    assert ThreadExecutor.of(pool, torch.device("cpu")).parallel is parallel
-    pool.close()
-
-
-def paths_of(draft: Draft) -> set[tuple[int, ...]]:
-    return {tuple(draft.tokens[node] for node in path_to(draft.parents, end)) for end in range(len(draft))}
-
-
-@pytest.mark.parametrize("combiner", ["fuse", "union", "vote"])
-def test_a_pool_merges_drafts_after_outcomes(combiner: str) -> None:
-    """The given tokens come first and once; each drafter's guesses follow each number of them."""
-    drafters = {"near": ToyModel(V, order=2, seed=1, sharpness=1.0), "far": ToyModel(V, order=1, seed=7)}
-    pool = pool_of({name: elsewhere(ModelDrafter(model)) for name, model in drafters.items()}, combiner, "all", V)
-    budget, known = DraftBudget(3, 40, (2,), outcomes=True), context([0, 1, 3, 2], assumed=2)
-    (draft,) = pool.propose([known], [budget])
-    assert draft.base_len == 2 and draft.tokens[:2] == (3, 2) and draft.parents[:2] == (-1, 0)
-    assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft)
-    assert set(draft.drafters) == {"near", "far"}
-    own = [ModelDrafter(model).propose([known], [budget])[0] for model in drafters.values()]
-    assert paths_of(draft) == paths_of(own[0]) | paths_of(own[1])
-    pool.close()
