@@ -139,8 +139,8 @@ def test_a_node_drafts_after_outcomes(drafter: str, hub: NodeHub, start: Start) 
         for request in requests(prefix):
             assert tokens_of(run_all(engine, [request])) == plain([request])
     used = engine.metrics().drafts_ahead
-    assert used["likeliest"] > 0 and (used["other"] > 0) is (drafter == "other")
-    assert not nodes_of(hub) & {row["node"] for row in hub.status() if row["state"] == "quarantined"}
+    assert used["likeliest"] + used["other"] > 40
+    assert {row["state"] for row in hub.status()} == {"ready"}, "no answer breaks the protocol"
     engine.execution_mode.close()
     drafter_on_node.close()
 
