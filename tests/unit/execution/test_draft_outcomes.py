@@ -136,15 +136,22 @@ def test_a_step_waits_where_waiting_commits_more_tokens_per_second() -> None:
     assert not wait.pays(5, 1)
 
 
-def test_drafts_are_as_large_as_the_time_of_a_step_allows() -> None:
-    nodes = OutcomeNodes()
+@pytest.mark.parametrize(
+    ("fixed", "per_node", "least", "most"),
+    [
+        (0.0, 0.02, 40, 60),  # a node takes 20 ms, so 50 are drafted in a step
+        (0.0, 0.2, FEWEST, 25),
+        (0.0, 0.01, MAX_NODES, MAX_NODES),
+        (3.0, 0.0, 48, MAX_NODES),  # the link is slow: smaller drafts come no sooner
+    ],
+)
+def test_drafts_are_as_large_as_the_time_of_a_step_allows(fixed: float, per_node: float, least: int, most: int) -> None:
+    nodes, found = OutcomeNodes(), list[int]()
     nodes.stepped(1.0)
-    for _ in range(20):
-        nodes.waited(0.5)
-    assert nodes.count == FEWEST
-    for _ in range(MAX_NODES):
-        nodes.waited(0.01)
-    assert nodes.count == MAX_NODES
+    for _ in range(300):
+        nodes.waited(max(0.0, fixed + per_node * nodes.count - 1.0))
+        found.append(nodes.count)
+    assert least <= np.mean(found[100:]) <= most
 
 
 def test_the_rate_follows_what_was_accepted() -> None:
