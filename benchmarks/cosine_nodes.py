@@ -174,16 +174,21 @@ def speculative_config(count: int, pool: Mapping[str, Any], address: str, length
     }
 
 
+def slow_target(llm: LLM, count: int, options: argparse.Namespace) -> SlowTarget:
+    """Wait until ``count`` nodes have joined, and make the target slow."""
+    end = time.monotonic() + 90
+    while sum(node["state"] == "ready" for node in llm.engine.metrics().nodes) < count:
+        assert time.monotonic() < end, "the nodes do not join"
+        time.sleep(0.1)
+    return SlowTarget(llm.engine.parts.model, options)
+
+
 def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Write all requests with one variant."""
     texts = [text for domain in DOMAINS for text in prompts(domain, options.requests // len(DOMAINS))]
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     with LLM("zoo", dict(speculative), threads=1, max_num_seqs=len(texts), native="off") as llm:
-        end = time.monotonic() + 90
-        while sum(node["state"] == "ready" for node in llm.engine.metrics().nodes) < count:
-            assert time.monotonic() < end, "the nodes do not join"
-            time.sleep(0.1)
-        target = SlowTarget(llm.engine.parts.model, options)
+        target = slow_target(llm, count, options)
         llm.generate(texts, replace(params, max_tokens=options.warm_tokens))  # also the times of the nodes
         before, target.seconds = llm.engine.metrics().nodes, 0.0
         started = time.monotonic()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import DOMAINS, ROOT, prompts, write
-from benchmarks.cosine_nodes import MODELS, VARIANTS, SlowTarget, nodes, speculative_config
+from benchmarks.cosine_nodes import MODELS, VARIANTS, nodes, slow_target, speculative_config
 from benchmarks.load import Job, Served, ratio, served
 from benchmarks.node_overhead import free_address
 from cospec import LLM
@@ -105,11 +104,7 @@ def run_variant(
     with LLM("zoo", dict(speculative), threads=1, max_num_seqs=options.max_num_seqs, native="off") as llm:
         groups = zip(*(prompts(domain, 60) for domain in DOMAINS), strict=True)
         texts = [llm.encode(text)[:96] for group in groups for text in group]
-        engine, end = llm.engine, time.monotonic() + 90
-        while sum(node["state"] == "ready" for node in engine.metrics().nodes) < count:
-            assert time.monotonic() < end, "the nodes do not join"
-            time.sleep(0.1)
-        target = SlowTarget(engine.parts.model, options)
+        engine, target = llm.engine, slow_target(llm, count, options)
         served(engine, jobs_of(Mode(ArrivalConfig(rates=(3.0,)), WARM), texts, options.tokens, 99), 0.0)
         for name in options.modes:
             jobs = jobs_of(MODES[name], texts, options.tokens, options.seed)
