@@ -25,6 +25,7 @@ from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_build_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
+from harness.in_flight import with_steps_in_flight
 from harness.overlap import under
 from harness.reference import joint_distribution_of
 from harness.toys import enumerated_distribution_among, make_request, run_all, tokens_of, toy_engine, with_pool
@@ -130,3 +131,20 @@ def test_token_for_token(mode: str, temperature: float) -> None:
     made = made if mode == "sequential" else under(made, mode)
     assert tokens_of(run_all(made, requests)) == tokens_of(run_all(toy_engine(target(6), None), requests))
     assert policy.waits
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_no_sequence_starves(in_flight: int) -> None:
+    """All sequences are served in turns, also where each microbatch leaves out some."""
+    requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), SamplingParams(max_tokens=48)) for n in range(8)]
+    policy = Turns()
+    made = engine(policy, size=6)
+    made = made if in_flight == 1 else with_steps_in_flight(made, in_flight)
+    for request in requests:
+        made.add(request)
+    for _ in range(120):
+        made.step()
+    lengths = [sequence.output_len for sequence in made.scheduler.running]
+    assert policy.waits and len(lengths) == 8
+    assert min(lengths) > max(lengths) / 2 > 3, lengths
+    made.close()

@@ -69,6 +69,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.preempted = 0
         self._step = 0
+        self._latest: dict[str, int] = {}  # step of each sequence, by id
         self._in_flight: dict[str, list[ScheduledRequest]] = {}  # windows of the sequences in flight, oldest first
         self._steps_in_flight = 0
         self._failures: dict[str, int] = {}  # failed steps since the latest token, by id
@@ -86,12 +87,14 @@ class Scheduler:
             self.pages.free(id)
             self._failures.pop(id, None)
             self._in_flight.pop(id, None)
+            self._latest.pop(id, None)
 
     def start_step(self, entries: Sequence[ScheduledRequest]) -> None:
         """Mark the sequences of a submitted step as in flight; plans leave them out."""
         self._steps_in_flight += 1
         for entry in entries:
             self._in_flight.setdefault(entry.sequence.request.id, []).append(entry)
+            self._latest[entry.sequence.request.id] = self._step
 
     def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """Mark the windows of the oldest step as no longer in flight: the outputs arrived, or the step failed.
@@ -195,6 +198,8 @@ class Scheduler:
         if not entries:
             if self._failures:
                 ready = [sequence for sequence in ready if sequence.id not in self._failures]
+            if len(ready) > count:  # longest ago first: the policy may leave out sequences of each microbatch
+                ready = sorted(ready, key=lambda sequence: self._latest.get(sequence.id, 0))
             entries = self._plan_batch(ready[:count], tokens, count)
         self._step += 1
         return SchedulerOutput(
