@@ -39,8 +39,8 @@ class PolicyContext:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a policy that chooses may draft longer chains than ``longest``."""
-        return self.num_speculative_tokens is None and not self.capabilities.trees
+        """Whether a policy that chooses may make longer drafts than ``longest``."""
+        return self.num_speculative_tokens is None and not self.capabilities.single_pass  # heads have a fixed number
 
     @property
     def longest(self) -> int:

@@ -248,7 +248,7 @@ class Goodput(Policy):
         explored, steps = (found, 1) if turns > 1 else self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
         new_request = self._for_new_request(choice, inputs, load)
-        self._shapes.resize(choice)
+        self._shapes.resize(max((budget.depth for budget in found), default=0))
         version = self.cost.changed
         by_count = self._decision.by_count if self._decision.costs_version == version else {}
         self._decision = Decision(

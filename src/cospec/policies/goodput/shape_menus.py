@@ -7,13 +7,12 @@ acceptance rates by level, and with the lengths in use.
 from __future__ import annotations
 
 from cospec.policies.goodput.draft_shapes import DEEPEST, RATES, chains, trees
-from cospec.policies.goodput.length_optimizer import LengthChoice
 from cospec.policies.goodput.length_problem import LengthProblem, Solve
 from cospec.policies.goodput.level_rates import LevelRates
 from cospec.policies.goodput.step_costs import StepCosts
 from cospec.policies.policy_build_context import PolicyContext
 
-LONGEST_CHAIN = 32  # that a length without configuration grows to
+LONGEST_CHAIN = 32  # tokens, also of a tree's longest path, that a length without configuration grows to
 
 
 class ShapeChoice:
@@ -47,15 +46,18 @@ class ShapeChoice:
             self._rebuild()
         return moved
 
-    def resize(self, choice: LengthChoice) -> None:
-        """Double the longest chain from the next decision on, where a request takes all of the longest.
+    def resize(self, taken: int) -> None:
+        """Double the greatest depth from the next decision on, where a request takes all of it.
 
         Slow links or a slow target call for longer drafts than the default limit. The limit returns by halves where no
-        request takes half of the longest, so other decisions examine no more lengths. A configured length is kept.
+        request takes half of the depth, so other decisions examine no more lengths. A configured length is kept.
+
+        Args:
+            taken: the greatest depth that the decision chose.
         """
         if not self._context.may_grow or self.problem.place:
             return
-        longest, taken = self._longest, int(choice.counts.max(initial=0))
+        longest = self._longest
         if taken >= longest:
             resized = min(2 * longest, LONGEST_CHAIN)
         elif taken < longest // 2:
