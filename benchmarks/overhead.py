@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 
 from rich.console import Console
 from rich.table import Table
@@ -61,37 +62,32 @@ def main() -> None:
     table = Table("system", "batch", "temperature", "ms per round", "forwards", "engine", "engine share")
     rows = []
     for name, config in configs.items():
-        llm = LLM(options.model, config, dtype=options.dtype)
-        multi_step = llm.engine.execution_mode.components.multi_step
-        assert multi_step is None or isinstance(multi_step, NativeMultiStep)
-        clock = Clock(multi_step)
-        clock.watch(llm.engine.parts.model)
-        drafter = llm.engine.execution_mode.components.drafter
-        if isinstance(drafter, ModelDrafter):
-            clock.watch(drafter.model)
-        for batch in (1, 8):
-            for temperature in (0.0, 0.8):
-                row = shares(
-                    llm,
-                    clock,
-                    SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True),
-                    batch,
-                    options.repeats,
-                )
+        with LLM(options.model, config, dtype=options.dtype) as llm:
+            clock = watched(llm)
+            for batch, temperature in product((1, 8), (0.0, 0.8)):
+                params = SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
+                row = shares(llm, clock, params, batch, options.repeats)
                 rows.append({"system": name, "batch": batch, "temperature": temperature, **row})
-                table.add_row(
-                    name,
-                    str(batch),
-                    str(temperature),
-                    *(f"{row[key]:.3f}" for key in ("round_ms", "forward_ms", "engine_ms")),
-                    f"{row['share']:.1%}",
-                )
+                figures = (f"{row[key]:.3f}" for key in ("round_ms", "forward_ms", "engine_ms"))
+                table.add_row(name, str(batch), str(temperature), *figures, f"{row['share']:.1%}")
     Console().print(table)
     roof = roofline(
         options.model, options.dtype, next(float(row["round_ms"]) for row in rows if row["system"] == "off")
     )
     print(roof)
     print("written to", write(options.name, {"rows": rows, "roofline": roof}))
+
+
+def watched(llm: LLM) -> Clock:
+    """A clock of the forwards of target and drafter."""
+    multi_step = llm.engine.execution_mode.components.multi_step
+    assert multi_step is None or isinstance(multi_step, NativeMultiStep)
+    clock = Clock(multi_step)
+    clock.watch(llm.engine.parts.model)
+    drafter = llm.engine.execution_mode.components.drafter
+    if isinstance(drafter, ModelDrafter):
+        clock.watch(drafter.model)
+    return clock
 
 
 def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Has the system give the memory of KV caches while the engine has no request.
+"""Has the system give the memory of KV caches while no engine of the process has a request.
 
 The system gives memory at the first access and clears each page before. Without this module a prompt waits for every
 page that it writes first. Clearing pages while requests run would slow down their forwards, so the thread waits until
@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, zip_longest
+from typing import ClassVar
 
 from cospec.models.kv_cache import KVCache
 from cospec.native.library import populate
@@ -29,13 +30,17 @@ class CachePrefault:
 
     Args:
         caches: the caches, of any device.
-        busy: says whether the engine has requests. The thread populates nothing then.
+        busy: says whether the engine has requests. No thread of the process populates anything then.
     """
+
+    _all: ClassVar[list[weakref.ref[CachePrefault]]] = []  # of the process
 
     def __init__(self, caches: Iterable[KVCache], busy: Callable[[], bool]) -> None:
         self._busy = busy
         self._caches = [weakref.ref(cache) for cache in caches if cache.device.type == "cpu"]
         self._stopped = threading.Event()
+        self._reference = weakref.ref(self, self._all.remove)
+        self._all.append(self._reference)
         self._thread = threading.Thread(target=self._run, name="cospec-populate", daemon=True)
         self._thread.start()
 
@@ -47,7 +52,12 @@ class CachePrefault:
     def stop(self) -> None:
         """End the thread after its present chunk."""
         self._stopped.set()
+        if self._reference in self._all:
+            self._all.remove(self._reference)
         self._thread.join()
+
+    def _any_busy(self) -> bool:
+        return any((one := reference()) is not None and one._busy() for reference in tuple(self._all))
 
     def _run(self) -> None:
         for reference in self._caches:
@@ -55,7 +65,7 @@ class CachePrefault:
             chunks = [] if cache is None else list(_chunks(cache.memory))
             del cache
             for address, size in chunks:
-                while self._busy():
+                while self._any_busy():
                     if self._stopped.wait(PAUSE):
                         return
                 cache = reference()  # keeps the memory during the call

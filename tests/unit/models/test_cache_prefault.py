@@ -72,6 +72,16 @@ def test_nothing_is_populated_while_the_engine_has_requests() -> None:
     del cache
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux populates memory")
+def test_nothing_is_populated_while_another_engine_has_requests() -> None:
+    cache = new_cache()
+    other = CachePrefault([], lambda: True)
+    population = CachePrefault([cache], lambda: False)
+    assert not population.wait(0.2)
+    other.stop()
+    assert population.wait(30)
+
+
 def test_stop_ends_a_thread_that_waits_for_requests() -> None:
     cache = new_cache()
     population = CachePrefault([cache], lambda: True)
