@@ -49,8 +49,9 @@ from cospec.native.native_request import (
 )
 from cospec.native.operators import one_torch_thread
 
-LONGEST = 8  # steps of one call
-SECONDS = 0.02  # no further step begins that would end later, because a caller may wait
+LONGEST = 16  # steps of one call
+SECONDS = 0.1  # no further step begins that would end later
+STREAM_SECONDS = 0.02  # the same where a request streams: its tokens wait for the end of the call
 NATIVE_OFF = "native off"
 MAX_LOGITS_BYTES = 32 << 20  # of the rows that one call of several steps hands back
 _SLOT = structs.packer(structs.RequestSlot, without="params")  # ``NativeRequest.words`` follow
@@ -101,6 +102,11 @@ class _Call:
     @property
     def defers(self) -> bool:
         return any([slot.deferred for slot in self.slots])
+
+    @property
+    def seconds(self) -> float:
+        """The time after which no further step begins."""
+        return STREAM_SECONDS if any([slot.entry.sequence.request.streams for slot in self.slots]) else SECONDS
 
     @property
     def reads_rows(self) -> bool:
@@ -289,7 +295,7 @@ class NativeMultiStep:
         seconds = array("d", bytes(24 * steps))
         task = _TASK.pack(
             *self._target.handles, start(call.packed), start(call.tokens), count, call.num_drafting,
-            call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), width, start(fed), start(seconds),
+            call.draft_len, steps, call.seconds, self.wakeup_fd, start(output), width, start(fed), start(seconds),
             0 if logits is None else logits.data_ptr(), call.form, start(call.weights),
             start(call.divergences) if call.form else 0,
         )  # fmt: skip
