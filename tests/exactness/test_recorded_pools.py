@@ -32,6 +32,8 @@ from harness.toys import run_all, tokens_of, toy_engine, with_pool
 VOCAB, LENGTH, DEPTH, NODES = 6, 24, 3, 6
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
 PROMPTS = [[n, 1, 2, n, 4, n][: n + 2] for n in range(5)]
+NAMES = ("first", "second", "near", "ngram")
+WIDE: dict[str, Any] = {"widths": (2, 2, 1), "max_nodes": 64}  # no node is cut
 COST = {"fixed": 0.5, "slopes": [0.01]}
 Steps = list[tuple[int, int, int, int, int]]
 
@@ -62,26 +64,31 @@ def recording() -> Recording:
     return record(drafters(), written, VOCAB, DEPTH)
 
 
-def engine_steps(combiner: str, routing: str) -> Steps:
+def engine_steps(combiner: str, routing: str, names: Sequence[str] = NAMES, **shape: Any) -> Steps:
     """Sequences, tokens computed, proposed, accepted and committed tokens of every step."""
-    members = {name: ModelDrafter(model) for name, model in drafters().items()} | {"ngram": NgramDrafter()}
+    models, shape = drafters(), shape or {"max_nodes": NODES}
+    members = {name: ModelDrafter(models[name]) if name in models else NgramDrafter() for name in names}
     engine = pool_engine(
-        target(), pool_of(members, combiner, routing, VOCAB), k=DEPTH, max_nodes=NODES,
-        max_num_seqs=3, max_num_batched_tokens=32,
-    )  # fmt: skip
+        target(),
+        pool_of(members, combiner, routing, VOCAB),
+        k=DEPTH,
+        max_num_seqs=3,
+        max_num_batched_tokens=96,
+        **shape,
+    )
     parts, recorder = recorded(engine.parts)
     run_all(Engine(parts, engine.config), requests())
     return [(s.sequences, s.batched_tokens, s.proposed, s.accepted, s.committed) for s in recorder.steps]
 
 
 def scenario(combiner: str, routing: str = "hedge", members: Sequence[Any] = (), **more: Any) -> Scenario:
-    named = members or [{"name": name} for name in (*drafters(), "ngram")]
+    named = members or [{"name": name} for name in NAMES]
     shape = {"num_speculative_tokens": DEPTH, "max_nodes": NODES, "policy": "fixed"}
     drafting = {"kind": "recorded", "cost": COST, "members": named, "combiner": combiner, "routing": routing, **more}
     return parse(
         Scenario,
         {
-            "requests": len(PROMPTS), "max_num_seqs": 3, "max_num_batched_tokens": 32, "recording": "toy.npz",
+            "requests": len(PROMPTS), "max_num_seqs": 3, "max_num_batched_tokens": 96, "recording": "toy.npz",
             "target": {"cost": {"fixed": 1.0}}, "drafting": drafting,
             "arrivals": {"kind": "closed", "concurrency": [len(PROMPTS)]}, "variants": [{"name": "pool", **shape}],
         },
@@ -103,6 +110,57 @@ def test_steps_are_those_of_the_engine(recording: Recording, tmp_path: Path, com
     found = simulated_steps(recording, tmp_path, scenario(combiner, routing))
     assert sum(row[3] for row in wanted) > 30, "the drafters are right at times"
     assert found == wanted
+
+
+def trees(recording: Recording, folder: Path, names: Sequence[str], combiner: str | None, **more: Any) -> Steps:
+    """The simulated steps of trees of ``WIDE``."""
+    made = scenario(combiner or "vote", "all", [{"name": name} for name in names], **more)
+    drafting = made.drafting.model_copy(update={"combiner": combiner})
+    tree = made.variants[0].model_copy(update=WIDE)
+    return simulated_steps(recording, folder, made.model_copy(update={"variants": (tree,), "drafting": drafting}))
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_trees_of_one_drafter_take_the_steps_of_the_engine(recording: Recording, tmp_path: Path, name: str) -> None:
+    engine = pool_engine(
+        target(), ModelDrafter(drafters()[name]), k=DEPTH, max_num_seqs=3, max_num_batched_tokens=96, **WIDE
+    )
+    parts, recorder = recorded(engine.parts)
+    run_all(Engine(parts, engine.config), requests())
+    wanted = [(s.sequences, s.batched_tokens, s.proposed, s.accepted, s.committed) for s in recorder.steps]
+    assert trees(recording, tmp_path, [name], None) == wanted
+    other = replace(recording, second=np.roll(recording.second, 1, axis=1))
+    assert trees(other, tmp_path, [name], None) != wanted, "the control: second choices of other positions"
+
+
+def test_trees_of_a_pool_accept_about_as_many_tokens_as_in_the_engine(recording: Recording, tmp_path: Path) -> None:
+    """A pool cuts the joined tree to its budget, by confidences which are assumed for nodes that are never accepted."""
+    names = ["first", "near"]
+    wanted = sum(row[3] for row in engine_steps("union", "all", names, **WIDE))
+    for combiner, parallel in (("union", None), ("fuse", "process")):  # both join whole trees
+        found = sum(row[3] for row in trees(recording, tmp_path, names, combiner, parallel=parallel))
+        assert abs(found / wanted - 1) < 0.1, combiner
+
+
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-outcomes"])
+@pytest.mark.parametrize("combiner", ["union", "fuse"])
+def test_goodput_sizes_the_trees_of_pools(
+    recording: Recording, tmp_path: Path, combiner: str, execution_mode: str
+) -> None:
+    """Cheap drafts give trees; verification whose time grows with its tokens gives none."""
+    variant = {"policy": "goodput", "num_speculative_tokens": "auto", "max_nodes": None}
+    made = scenario(combiner, "all", parallel="node")
+    mode = made.variants[0].model_copy(update={**variant, "execution_mode": execution_mode})
+
+    def proposed(slope: float) -> int:
+        cost = made.target.cost.model_copy(update={"slopes": (slope,)})
+        given = made.model_copy(
+            update={"variants": (mode,), "target": made.target.model_copy(update={"cost": cost}), "requests": 5}
+        )
+        return sum(row[2] for row in simulated_steps(recording, tmp_path, given))
+
+    free, dear = proposed(0.0), proposed(1.0)
+    assert free > 4 * dear
 
 
 def test_other_drafts_take_other_steps(recording: Recording, tmp_path: Path) -> None:
@@ -196,7 +254,7 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
         ({"combiner": "chorus"}, "combiner is 'chorus'"),
         ({"routing": "chorus"}, "routing is 'chorus'"),
         ({"combiner": "mix", "parallel": "node"}, "draws whole drafts"),
-        ({"policy": "goodput", "combiner": "union"}, "policy is 'goodput'"),
+        ({"policy": "oracle", "combiner": "union"}, "policy is 'oracle'"),
     ],
 )
 def test_mistakes_are_named(recording: Recording, tmp_path: Path, given: dict[str, Any], sentence: str) -> None:

@@ -75,11 +75,12 @@ def toy_drafters(vocab_size: int = 3, names: Sequence[str] = ("first", "second",
 
 
 def pool_engine(
-    target: Model, drafter: Drafter, acceptance_method: str = "auto", k: int = 3, max_nodes: int = 8, **config: Any
-) -> Engine:
+    target: Model, drafter: Drafter, acceptance_method: str = "auto", k: int = 3, max_nodes: int = 8,
+    widths: tuple[int, ...] = (), **config: Any,
+) -> Engine:  # fmt: skip
     """An engine whose drafts are trees where the rule takes them; ``config`` are fields of ``EngineConfig``."""
     speculative = SpeculativeConfig(
-        num_speculative_tokens=k, acceptance_method=acceptance_method, max_nodes=max(k, max_nodes)
+        num_speculative_tokens=k, acceptance_method=acceptance_method, max_nodes=max(k, max_nodes), widths=widths
     )
     return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))
 

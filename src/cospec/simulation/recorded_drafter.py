@@ -2,7 +2,11 @@
 
 Chains are replayed exactly: they follow committed tokens alone. A drafter that is led token by token follows a path.
 While the path is right, the recorded first choices along the output are exact, with their second choices. After a wrong
-token, which is never accepted, the candidates are those of the drafter's own chain. Widths of trees are not replayed.
+token, which is never accepted, the candidates are those of the drafter's own chain.
+
+Trees with widths have the recorded first and second choices, exact while the path is right. All other tokens of a tree
+are wrong: nodes below a wrong token, which is exact, and third choices, which the real drafter sometimes has right. The
+confidences of these nodes are assumed; a pool that cuts its tree compares them.
 """
 
 from __future__ import annotations
@@ -76,6 +80,25 @@ class RecordedMember:
         second, chance = recording.second[self._member, row], recording.second_confidence[self._member, row]
         return Choice(tokens[0], confidence[0], int(second), float(chance))
 
+    def choices(self, id: str, place: int, path: Sequence[int], count: int) -> list[tuple[int, float]]:
+        """Return ``count`` choices after a path with their probabilities.
+
+        Choices that are not recorded are wrong, and each takes half of the probability that is left.
+        """
+        first, request = self.choice(id, place, path), self.request(id)
+        found = [(first.token, first.chance)]
+        if first.second is not None:
+            found.append((first.second, first.second_chance))
+        known = {token for token, _ in found} | set(request.output[place + len(path) :][:1])
+        left = 1.0 - sum(chance for _, chance in found)
+        for token in range(self.recording.vocab_size):
+            if len(found) >= count:
+                break
+            if token not in known:
+                left /= 2.0
+                found.append((token, max(LEAST, left)))
+        return found[:count]
+
     def scores(self, id: str, first: int, end: int) -> TokenScores:
         """Return the probability of the known tokens ``first`` to ``end``."""
         start = self.request(id).start
@@ -96,7 +119,7 @@ class RecordedDrafter(Drafter):
     learns = False
     scores_known_tokens = True
     drafts_outcomes = True
-    capabilities = DrafterCapabilities(chains=True)
+    capabilities = DrafterCapabilities()
 
     def __init__(self, member: RecordedMember, name: str, cost: ForwardLatency, clock: VirtualClock) -> None:
         self.name, self.busy = name, 0.0
@@ -110,8 +133,8 @@ class RecordedDrafter(Drafter):
         self.spend(self._passes.proposal(contexts, budgets))
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
-            if budget.outcomes:
-                drafts.append(self._outcomes(context, budget))
+            if budget.outcomes or budget.widths:
+                drafts.append((self._outcomes if budget.outcomes else self._tree)(context, budget))
                 continue
             tokens, confidence = self._member.chain(context.id, len(context.tokens) - context.prompt_len)
             n = min(len(tokens), budget.depth, budget.max_nodes)
@@ -119,6 +142,24 @@ class RecordedDrafter(Drafter):
             parents, names = tuple(range(-1, n - 1)), (self.name,) * n
             drafts.append(Draft(context.id, len(context.tokens), tuple(tokens[:n]), parents, names, None, known))
         return [draft for draft in drafts if draft.tokens]
+
+    def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        """Return the level tree, cut to the node budget."""
+        place = len(context.tokens) - context.prompt_len
+        tokens, parents, confidence = list[int](), list[int](), list[float]()
+        above: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # nodes of the level above, and their paths
+        for width in (budget.widths + (1,) * budget.depth)[: budget.depth]:
+            below = list[tuple[int, tuple[int, ...]]]()
+            for parent, path in above:
+                for token, sure in self._member.choices(context.id, place, path, width):
+                    if len(tokens) < budget.max_nodes:
+                        below.append((len(tokens), (*path, token)))
+                        tokens.append(token)
+                        parents.append(parent)
+                        confidence.append(sure)
+            above = below
+        names = (self.name,) * len(tokens)
+        return Draft(context.id, len(context.tokens), tuple(tokens), tuple(parents), names, None, np.array(confidence))
 
     def _outcomes(self, context: DraftContext, budget: DraftBudget) -> Draft:
         member, id = self._member, context.id

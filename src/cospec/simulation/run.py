@@ -38,7 +38,6 @@ from cospec.simulation.simulated_models import SimulatedModel, SimulatedVerifier
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
 
 PAGE = 16
-CHAINS = ("fixed", "off")  # policies that ask no member of a pool for a tree; recorded drafts are chains
 
 
 @dataclass(slots=True)
@@ -171,8 +170,6 @@ class World:
         given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
-        if self.drafting.combiner is not None and drafter.capabilities.trees and config.policy_name not in CHAINS:
-            raise InvalidInput("policy", variant.policy, f"{' or '.join(CHAINS)} for combiner {self.drafting.combiner}")
         in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
         times = None if self.scenario.target.members else target  # an engine of several models learns their times
         return build_policy(config, drafter, setting.clock, LatencyModels(times, draft.scaled(in_sequence)))
