@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.headlines import stored
-from benchmarks.papers import cosine_online
+from benchmarks.papers import cosine_online, cosine_online_nodes
 from benchmarks.papers.collaborations import PAIRED, Collaborations
 from benchmarks.papers.collaborations import default_over as default_over_other
 from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
-from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, NODES, WHOLE, Nodes
+from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, SOURCES, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
+from benchmarks.pipelining import DOUBLED
 from cospec.simulation.scenario import Scenario
 
 COLLABORATIVE = "collaborative", "collaborative_avx2"  # runs of one benchmark
@@ -32,11 +33,11 @@ def inverse(row: Mapping[str, float]) -> tuple[float, float, float]:
 
 
 def under_load(kernels: str, place: int) -> Find:
-    """The default's speed over no speculation, in the worst run; ``place`` counts the rates, slowest first."""
+    """The default's speed over no speculation in each run; ``place`` counts the rates, slowest first."""
 
     def find() -> Sequence[Figure]:
         runs = [stored(source.file)["rows"] for who, source in MEASURED.items() if who.split(",")[0] == kernels]
-        return (min(inverse(rows[place]["auto_over_off"]["mean"]) for rows in runs),)
+        return [inverse(rows[place]["auto_over_off"]["mean"]) for rows in runs]
 
     return find
 
@@ -72,26 +73,44 @@ SIZES: Mapping[str, Iterable[str]] = {WHOLE: AT_FOUR, EIGHT: AT_EIGHT}
 AFTER: Mapping[str, Iterable[str]] = {AFTER_OUTCOMES: AT_FOUR}
 
 
-def on_nodes(sizes: Mapping[str, Iterable[str]]) -> Find:
-    """Throughput of systems over SpecInfer with as many nodes, at a low and at a high load."""
+def on_nodes(sizes: Mapping[str, Iterable[str]], *loads: int) -> Find:
+    """Throughput of systems over SpecInfer with as many nodes: the median over the runs, and the extremes.
+
+    Args:
+        loads: requests at once.
+    """
 
     def find() -> Sequence[Figure]:
-        loads = [Nodes(stored(name)) for name in NODES]
-        return [(load.over(next(iter(others)), own),) for load in loads for own, others in sizes.items()]
+        found = [Nodes(stored(SOURCES[load].file)) for load in loads]
+        pairs = [(own, next(iter(others))) for own, others in sizes.items()]
+        return [load.ratio("tokens_per_second", *pair) for load in found for pair in pairs]
 
     return find
 
 
-def latency_on_nodes(sizes: Mapping[str, Iterable[str]]) -> Find:
-    """The mean latency of the best baseline over that of systems, at both loads."""
+def latency_on_nodes(sizes: Mapping[str, Iterable[str]], *loads: int) -> Find:
+    """The mean latency of the best baseline over that of systems: the median over the runs, and the extremes."""
 
     def find() -> Sequence[Figure]:
-        loads = [Nodes(stored(name)) for name in NODES]
+        found = [Nodes(stored(SOURCES[load].file)) for load in loads]
         return [
-            (min(load.value("mean_latency", other) for other in others) / load.value("mean_latency", own),)
-            for load in loads
+            load.ratio("mean_latency", min(others, key=lambda name: load.value("mean_latency", name)), own)
+            for load in found
             for own, others in sizes.items()
         ]
+
+    return find
+
+
+def online_nodes(system: str) -> Find:
+    """SpecInfer's latency over that of a system on emulated nodes, in each mode of arrival, with its interval."""
+
+    def find() -> Sequence[Figure]:
+        rows = [
+            mode[system]["latency_over"][cosine_online_nodes.SPECINFER]
+            for mode in stored("cosine_online")["modes"].values()
+        ]
+        return [inverse(row) for row in rows]
 
     return find
 
@@ -250,8 +269,8 @@ def relaxed(lossless: bool) -> Find:
 
 
 def pipelines() -> Sequence[Figure]:
-    """Throughput of the pipeline over turns at each batch, both with a thread for the drafter."""
-    ways = [found["pipelined, thread"] for found in stored("pipelining")["batches"].values()]
+    """Throughput of the pipeline over turns at each batch of the target, so with twice the requests; with a thread."""
+    ways = [found[DOUBLED] for found in stored("pipelining")["batches"].values()]
     return [(way["speed"], *way["speed_interval"]) for way in ways]
 
 
@@ -274,5 +293,5 @@ def over_links() -> Sequence[Figure]:
         for name in ("dsd", "dsd_regime")
         for pipeline in stored(name)["pipelines"]
         for row in pipeline["rows"]
-        if pipeline["nodes"]["count"] >= 4
+        if pipeline["nodes"]["count"] >= 4 and row["t1"] > 0
     ]

@@ -1,12 +1,12 @@
 """Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
-Run ``python -m benchmarks.cosine_nodes``, which takes about three minutes; ``--requests 6 --name cosine_nodes_low`` for
-a low load. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
+Run ``python -m benchmarks.cosine_nodes``, which takes about six minutes; ``--requests 6 --name cosine_nodes_low`` for
+a low load. Figures are medians of ``--repeats``, each with new processes. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
 passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
 token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
 milliseconds to each message between the verifier and the nodes, in each direction. With eight nodes, each drafter has
 two nodes, which share the requests. ``--link-delay 0 5 20 --only "CoSine, 4 nodes" "without pipelining" "after
-outcomes" "one drafter" PipeInfer`` takes about four minutes. ``--only goodput "goodput without adaptive participation"
+outcomes" "one drafter" PipeInfer --repeats 1`` takes about four minutes. ``--only goodput "goodput without adaptive participation"
 --warm-tokens 64 --name cosine_nodes_adaptive`` leaves out the choice of the number of drafters; ``--only auto
 --warm-tokens 400`` lets the engine choose the mode.
 All variants write the same requests, and the outputs must be equal.
@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -213,13 +215,21 @@ def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Na
     }
 
 
+def middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The medians of several runs of a variant, and the throughput and the latency of each run."""
+    numbers = [key for key, value in runs[0].items() if isinstance(value, int | float)]
+    medians = {key: median([run[key] for run in runs]) for key in numbers}
+    each = {key: [run[key] for run in runs] for key in ("tokens_per_second", "mean_latency")}
+    return {**runs[-1], **medians, "repeats": each}
+
+
 def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Variants that an earlier command measured with the same settings."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.exists():
         return {}
     found = json.loads(path.read_text("utf-8"))
-    return dict(found["variants"]) if all(found[key] == value for key, value in settings.items()) else {}
+    return dict(found["variants"]) if all(found.get(key) == value for key, value in settings.items()) else {}
 
 
 def named(delay: float, jitter: float) -> str:
@@ -241,6 +251,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--warm-tokens", type=int, default=8, help="before the measurement; 64 for policies that learn")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default="cosine_nodes", help="of the file of results")
     usual = [name for name in VARIANTS if name not in LEARNING]
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=usual)
@@ -252,8 +263,8 @@ def main() -> None:
         run_slow_node(address, name, options.token_ms / 1000, link)
         return
     set_threads(1)
-    rows = dict[str, dict[str, Any]]()
-    for delay in options.link_delay:
+    runs = dict[str, list[dict[str, Any]]]()
+    for _, delay in product(range(options.repeats), options.link_delay):
         address = free_address()
         with nodes(address, list(MODELS), options, delay), ExitStack() as copies:
             copies.enter_context(nodes(address, [name + COPY for name in MODELS], options, delay))
@@ -263,13 +274,13 @@ def main() -> None:
                     copies.close()
                 row = run_variant(count, speculative_config(count, pool, address, options.length), options)
                 row |= {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
-                rows[name + named(delay, options.link_jitter)] = row
-    wanted = [row.pop("outputs") for row in rows.values()]
+                runs.setdefault(name + named(delay, options.link_jitter), []).append(row)
+    wanted = [row.pop("outputs") for each in runs.values() for row in each]
     same = all(outputs == wanted[0] for outputs in wanted)
+    rows = {name: middle(each) for name, each in runs.items()}
     Console().print(table(rows))
-    settings = {
-        key: getattr(options, key) for key in ("target_ms", "row_ms", "token_ms", "length", "requests", "tokens")
-    }
+    kept = ("target_ms", "row_ms", "token_ms", "length", "requests", "tokens", "repeats")
+    settings = {key: getattr(options, key) for key in kept}
     variants = {**stored(options.name, settings), **rows}
     print(write(options.name, {**settings, "same_outputs": same, "variants": variants}))
     raise SystemExit(not same)

@@ -1,7 +1,9 @@
 """Measures overlapped drafting: every execution mode and executor on this machine, and the pipeline in the simulator.
 
-Run ``python -m benchmarks.pipelining``, which takes less than four minutes on two cores. Each variant is an engine in
-its own process. All variants generate from the same texts in turn, and ratios compare variants within one turn.
+Run ``python -m benchmarks.pipelining``, which takes less than five minutes on two cores. Each variant is an engine in
+its own process. All variants generate from the same texts in turn, and ratios compare variants within one turn. The
+pipeline divides the requests into two target batches. Minions' target keeps its batch (section 3.4), so one variant has
+twice the requests.
 
 Overlap efficiency is the busy seconds of drafter and target over the elapsed seconds. 1 is alternation without a gap; 2
 would be two machines without waits. On shared cores overlapping stages slow each other down, so their busy seconds grow
@@ -31,11 +33,12 @@ from cospec.simulation.run import simulate
 from cospec.simulation.scenario import DrafterConfig, LatencyConfig, Scenario, ScenarioVariant
 from cospec.text.input_processor import make_requests
 
-TURNS = "sequential"
+TURNS, PIPELINED = "sequential", "pipelined, thread"
+DOUBLED = f"{PIPELINED}, twice the requests"
 OWN = {"drafter_executor": "process", "drafter_cores": [1]}
 WAYS: dict[str, dict[str, Any]] = {
     TURNS: {"execution_mode": "sequential"},
-    "pipelined, thread": {"execution_mode": "pipelined", "drafter_executor": "thread"},
+    PIPELINED: {"execution_mode": "pipelined", "drafter_executor": "thread"},
     "draft-ahead, thread": {"execution_mode": "draft-ahead", "drafter_executor": "thread"},
     "pipelined, process": {"execution_mode": "pipelined", "drafter_executor": "process"},
     "draft-ahead, process": {"execution_mode": "draft-ahead", "drafter_executor": "process"},
@@ -81,20 +84,23 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Measure all variants in turn, for each batch."""
     clients = {name: AsyncEngineClient() for name in given.ways}
     speculative = {"method": "draft_model", "num_speculative_tokens": given.length}
-    shared = {"model": "zoo", "kv_cache_memory_bytes": 64 << 20}
+    shared = {"model": "zoo", "kv_cache_memory_bytes": 128 << 20}
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
     tokenizer, shuffler, found = load_tokenizer(resolve("zoo")), random.Random(0), {}
     try:
         for name, client in clients.items():
             await client.start(EngineConfig.build({**shared, "speculative_config": {**speculative, **WAYS[name]}}))
         for batch in given.batches:
-            per, order = -(-batch // len(DOMAINS)), list(clients)
-            texts = [tokenizer.encode(text) for domain in DOMAINS for text in prompts(domain, per)][:batch]
-            rows: dict[str, list[RunTimes]] = {name: [] for name in clients}
+            per = -(-2 * batch // len(DOMAINS))
+            texts = [tokenizer.encode(text) for all in zip(*[prompts(each, per) for each in DOMAINS]) for text in all]
+            jobs = {name: (client, texts[:batch]) for name, client in clients.items()}
+            if PIPELINED in clients:
+                jobs[DOUBLED] = clients[PIPELINED], texts[: 2 * batch]
+            order, rows = list(jobs), {name: list[RunTimes]() for name in jobs}
             for turn in range(given.repeats + 1):
                 shuffler.shuffle(order)
                 for name in order:
-                    run_times = await write_batch(clients[name], texts, params)
+                    run_times = await write_batch(*jobs[name], params)
                     if turn:  # the first turn is a warm-up
                         rows[name].append(run_times)
             found[str(batch)] = {name: _figures(rows, name) for name in rows}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks.papers.common import PLOT, How, Row, Section, paragraph
 from benchmarks.papers.sources import Found, Results, Source
@@ -19,17 +21,18 @@ ADAPTIVE = {
     )
     for requests, low in ((6, "_low"), (24, ""))
 }
-EARLIER = {source: Source(f"{source.file}_earlier", source.command, How.EMULATED) for source in SOURCES.values()}
-AGAIN = {source: ADAPTIVE[requests] for requests, source in SOURCES.items()}  # some of the variants once more
 WHOLE, EIGHT = "CoSine, 4 nodes", "CoSine, 8 nodes"
 AFTER_OUTCOMES = "after outcomes"  # in place of the pipeline
 SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
 BASELINES = {
     SPECINFER: (
         "SpecInfer",
-        "1.31 to 1.62× throughput; 17.9 to 27.1% less latency than the strongest baseline (LLaMA pair)",
+        "1.31× (batch 1) to 1.62× (batch 16) throughput; 17.9 to 27.1% less latency than the strongest baseline (LLaMA pair)",
     ),
-    "PipeInfer": ("PipeInfer", "1.24 to 1.46× throughput; 22.4% less latency at large batches (LLaMA pair)"),
+    "PipeInfer": (
+        "PipeInfer",
+        "1.24× (batch 1) to 1.46× (batch 16) throughput; 22.4% less latency at large batches (LLaMA pair)",
+    ),
     "one drafter": ("one drafter in turn (vanilla)", PLOT),
     "no drafts": ("no drafts (vLLM)", "3.15 to 4.71× throughput (LLaMA pair)"),
 }
@@ -71,14 +74,27 @@ class Nodes:
         """
         return float(self.found["variants"][variant][figure])
 
+    def ratio(self, figure: str, variant: str, other: str) -> tuple[float, float, float]:
+        """A figure of a variant over that of another: the median over the runs, the least and the most."""
+        own, base = (self._runs(figure, name) for name in (variant, other))
+        ratios = [one / two for one, two in zip(own, base, strict=True)]
+        return median(ratios), min(ratios), max(ratios)
+
+    def _runs(self, figure: str, variant: str) -> Sequence[float]:
+        row = self.found["variants"][variant]
+        return tuple(row["repeats"][figure]) if "repeats" in row else (row[figure],)
+
     def over(self, other: str, variant: str = WHOLE) -> float:
         """Throughput of a variant over that of another."""
-        return self.value("tokens_per_second", variant) / self.value("tokens_per_second", other)
+        return self.ratio("tokens_per_second", variant, other)[0]
 
     def both(self, other: str, variant: str = WHOLE) -> str:
         """How many times the throughput of another system, and by how much the latency differs."""
-        latency = self.value("mean_latency", variant) / self.value("mean_latency", other) - 1
-        return f"{self.over(other, variant):.2f}× throughput, {latency:+.0%} latency"
+        speed, slow, fast = self.ratio("tokens_per_second", variant, other)
+        latency, short, long = (each - 1 for each in self.ratio("mean_latency", variant, other))
+        return (
+            f"{speed:.2f}× throughput ({slow:.2f} to {fast:.2f}), {latency:+.0%} latency ({short:+.0%} to {long:+.0%})"
+        )
 
     def lost(self, variant: str, whole: str = WHOLE) -> str:
         """Change of throughput and acceptance length without a part."""
@@ -158,7 +174,8 @@ def section(results: Results) -> Section:
             "`hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
             f"{LEFT_OUT}. Only the rows of adaptive participation have goodput, in runs of their own.",
             "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
-            "The paper's batches are 1 to 16 (6.2); 24 requests are beyond them.",
+            "The paper's gains over SpecInfer and PipeInfer grow from batch 1 to batch 16 (6.2), so the upper ends are "
+            "of batch 16; 24 requests are beyond them.",
             WHOLE_DRAFTS,
             "*Fusion token by token* goes on from the fused token alone, with a round trip per token. Routing `all` "
             "stands for no routing, one drafter per request for no fusion. So the second takes away the join of whole "
@@ -172,9 +189,16 @@ def section(results: Results) -> Section:
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
             "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
             "Other programs used the machine of these two runs, so only large changes count.",
+            results.sentence(SOURCES[24], repeated),
             loss(results),
-            noise(results),
         ),
+    )
+
+
+def repeated(found: Found) -> str:
+    """How often the variants ran."""
+    return "Figures are medians over {repeats} runs, each with new processes; brackets have the extremes.".format(
+        **found
     )
 
 
@@ -211,29 +235,3 @@ def undrafted(found: Found) -> str:
 def end_of_last(found: Found, variant: str) -> float:
     """Seconds until the last request of the batch ended."""
     return float(found["requests"] * found["tokens"]) / Nodes(found).value("tokens_per_second", variant)
-
-
-def between_runs(results: Results) -> dict[str, float]:
-    """By which share two runs of one variant differ most in throughput; empty where they were not run twice."""
-    changes: dict[str, float] = {}
-    for source, again in [*EARLIER.items(), *AGAIN.items()]:
-        new, old = results.read(source), results.read(again)
-        if new and old:
-            for name in new["variants"].keys() & old["variants"].keys():
-                figure = "tokens_per_second"
-                change = abs(Nodes(new).value(figure, name) / Nodes(old).value(figure, name) - 1)
-                changes[name] = max(change, changes.get(name, 0.0))
-    return changes
-
-
-def noise(results: Results) -> str:
-    """How far apart two runs of one variant are; empty where they were not run twice."""
-    changes = between_runs(results)
-    if not changes:
-        return ""
-    pair = max(changes[WHOLE], changes[SPECINFER])
-    most = max(changes, key=lambda name: changes[name])
-    return (
-        f"Each variant ran once, so the figures have no intervals. Two runs of CoSine and of SpecInfer differ by at "
-        f"most {pair:.0%}, those of other variants by up to {changes[most]:.0%} ({most}). Smaller changes say nothing."
-    )

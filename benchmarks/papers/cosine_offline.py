@@ -17,8 +17,8 @@ BATCHES, LARGE = (1.0, 2.0, 4.0, 8.0, 16.0), (8.0, 16.0)  # the paper does not s
 BASELINES = {
     "plain": ("plain decoding (vLLM)", "3.15 to 4.71× (LLaMA pair)"),
     "one-drafter": ("one drafter in turn (vanilla speculation)", PLOT),
-    SPECINFER: ("SpecInfer", "1.31 to 1.62× (LLaMA pair)"),
-    PIPEINFER: ("one drafter ahead (PipeInfer)", "1.24 to 1.46× (LLaMA pair)"),
+    SPECINFER: ("SpecInfer", "1.31× (batch 1) to 1.62× (batch 16, LLaMA pair)"),
+    PIPEINFER: ("one drafter ahead (PipeInfer)", "1.24× (batch 1) to 1.46× (batch 16, LLaMA pair)"),
 }
 
 BEST = "17.9 to 27.1% less; strongest are SpecInfer at small, PipeInfer at large batches (LLaMA pair)"

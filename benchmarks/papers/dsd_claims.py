@@ -78,7 +78,8 @@ def link_times(results: Results) -> list[Row]:
             said or formula,
             source,
             lambda found: milliseconds(on_links, points(found)),
-            "less the times of these nodes and drafter without links; k is of the same run, t₀ of the whole pipeline",
+            "less the times of these nodes and drafter without links; k is of the same run, t₀ of the whole pipeline; "
+            "links are injected, so both sides differ by the time of messages alone",
         )
 
     def pipelines(found: Found, count: int, ratios: tuple[float, ...]) -> list[Point]:

@@ -46,7 +46,7 @@ def section(results: Results) -> Section:
     for count, ratio in SLOWEST:
         of = f"N = {count}, t₁ = {ratio / count:g} t₀ = {ratio:g} t₀ / N"
         rows.append(results.row(f"Time per token, {of}", "", REGIME, partial(times, count=count, ratio=ratio)))
-        said = "most pronounced for 3 ≤ N ≤ 8 and 3 t₀ < t₁ < 10 t₀"
+        said = "most pronounced for 3 ≤ N ≤ 8 and 3 t₀ < t₁ < 10 t₀" + ("; a boundary" if ratio == 3 * count else "")
         rows.append(results.row(f"Speedup, {of}", said, REGIME, partial(speed, count=count, ratio=ratio)))
     for count, (words, name) in product(NODES, TOGETHER.items()):
         what = f"Throughput of {count} requests over {count} nodes, t₁ = 10 t₀ / N, windows in flight, {words}"

@@ -17,7 +17,7 @@ from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.smartspec_claims import GRID, SERVED, ZOO, claims
 from benchmarks.papers.smartspec_loads import ORACLE, low_acceptance, swapping
-from benchmarks.papers.smartspec_rates import SIMULATED, by_steps, rates, simulated_curves
+from benchmarks.papers.smartspec_rates import FIXED, SIMULATED, by_steps, rates, simulated_curves
 from benchmarks.papers.sources import Found, Results, Source
 from cospec.drafters.medusa import level_paths
 from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
@@ -55,20 +55,26 @@ def page(results: Results) -> Page:
 def steps(results: Results) -> Section:
     """Figure 3."""
     rows = [
-        results.computed(
-            f"{batch} request{'s' if batch > 1 else ''}, k = {length}",
+        results.row(
+            f"{rate:g} request{'s' if rate > 1 else ''}/s: tokens of a step, and steps of a request",
             "tokens of a batch grow with k, steps fall",
-            figures.batch_latency(batch, length),
+            SIMULATED["7B"],
+            lambda found, rate=rate: "; ".join(batch_and_steps(Runs(found), name, rate) for name in ("off", *FIXED)),
         )
-        for batch in (1, 16, 64)
-        for length in (0, 1, 3, 5)
+        for rate in (1.0, 8.0, 16.0, 24.0)
     ]
     text = (
-        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. Steps are those of an "
-        "output of 128 tokens at an acceptance of 0.7. The time is of one forward of the 7B target of figure 5, and "
-        "the paper has no such axis."
+        "Figure 3(a) is the average batch size in tokens, figure 3(b) the number of steps. The rates are those of "
+        "figure 11 with the 7B target. Tokens of prompts count. Outputs have 128 tokens, with an acceptance of 0.7."
     )
     return Section("Figure 3: batch size and number of steps", tuple(rows), text)
+
+
+def batch_and_steps(runs: Runs, name: str, rate: float) -> str:
+    """Tokens of a mean step, and the steps of a mean request."""
+    run = runs.at(name, rate)
+    steps = run["rounds"] * run["mean_batch"] / run["requests"]
+    return f"{name} {run['mean_batched_tokens']:.0f} tokens, {steps:.0f} steps"
 
 
 def lengths(results: Results) -> Section:

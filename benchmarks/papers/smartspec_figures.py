@@ -42,6 +42,9 @@ def best_fixed(runs: Runs, load: float) -> str:
     best = max(fixed, key=lambda name: runs.throughput(name, load))
     others = {"off": runs.throughput("off", load), "adaptive": runs.throughput("goodput", load)}
     words = ", ".join(f"{name} {value:.0f}" for name, value in others.items())
+    sizes = [float(runs.at(name, load)["mean_batch"]) for name in (best, "goodput")]
+    if runs.throughput("goodput", load) < 0.97 * runs.throughput(best, load):
+        words += f"; mean batches of adaptive {sizes[1]:.0f}, of {best} {sizes[0]:.0f}"
     return f"{best}: {runs.throughput(best, load):.0f} ({words})"
 
 
@@ -191,15 +194,6 @@ def rate_of(share: float, length: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if accepted_over_proposed(middle, length) < share else (low, middle)
     return round(low, 3)
-
-
-def batch_latency(batch: int, length: int) -> str:
-    """Tokens of a batch with drafts, forwards for 128 tokens (equation 1), and the time of a forward of the target."""
-    scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
-    tokens = batch * (length + 1)
-    seconds = scenario.target.cost.built(FOLDER).seconds(CONTEXT * batch, tokens, batch)
-    steps = 128 / tree_tokens(ALPHA, (1,) * length)
-    return f"{tokens} token{'s' if tokens > 1 else ''}, {steps:.0f} steps, {1e3 * seconds:.1f} ms a forward"
 
 
 def large_scenario() -> Scenario:

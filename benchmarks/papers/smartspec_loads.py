@@ -29,7 +29,7 @@ def queuing(results: Results) -> tuple[Row, ...]:
             "optimizing goodput helps decrease queuing delays at high request rates",
             source,
             first_tokens,
-            "the time includes the prefill"
+            "the time includes the prefill; a request waits for the end of a step before its prefill"
             + results.sentence(source, lambda found, who=who: below_service_rate(Runs(found), who)),
         )
         for who, source in SIMULATED.items()
@@ -45,8 +45,10 @@ def first_tokens(found: Found) -> str:
     """Return the mean time to the first token without drafts and with goodput."""
     runs, adaptive = Runs(found), simulated_curves(found).adaptive
     rate = max(runs.loads)
-    seconds = [f"{float(runs.at(name, rate)['ttft']['mean']):.2f} s" for name in (BASE, adaptive)]
-    return f"{' without drafts, '.join(seconds)} with goodput, at {rate:g}/s"
+    pair = [runs.at(name, rate) for name in (BASE, adaptive)]
+    seconds = [f"{float(run['ttft']['mean']):.2f} s" for run in pair]
+    steps = " and ".join(f"{1e3 * run['seconds'] / run['rounds']:.0f}" for run in pair)
+    return f"{' without drafts, '.join(seconds)} with goodput, at {rate:g}/s; a step takes {steps} ms"
 
 
 def swapping() -> Row:

@@ -78,6 +78,9 @@ def measured_losses(results: Results) -> str:
         for loser, each in cells.items()
         if any(each)
     ]
+    against = [results.sentence(run, partial(loss_to_best, who=who)) for who, run in MEASURED.items()]
+    if any(against):
+        said.append(f"Where the default loses most to the best other length: {'; '.join(filter(None, against))}.")
     if not all(map(all, cells.values())):
         said.append(f"{'Other' if said else 'The'} measured runs stored latencies only, so their losses have no parts.")
     return f"{paragraph(*said)} " if said else ""
@@ -97,13 +100,34 @@ def measured_loss(found: Found, who: str, names: Sequence[str]) -> str:
                 worst, row, name = means[BASE] / means[config], each, config
     if row is None:
         return f"nowhere ({who})"
-    own, base = row["parts"][name], row["parts"][BASE]
+    return by_measured_steps(row["parts"], name, BASE, worst, f"{who}, {row['rate']:g}/s, {name}")
+
+
+def loss_to_best(found: Found, who: str) -> str:
+    """Why the default is slower than the best other configuration, where it clearly loses most; by the steps of both.
+
+    Raises:
+        KeyError: the run stored no steps.
+    """
+    rows = [row for row in found["rows"] if row["auto_over_best"]["mean"]["low"] > 1.0]
+    if not rows:
+        return f"nowhere clearly ({who})" if "parts" in found["rows"][0] else ""
+    row = max(rows, key=lambda row: float(row["auto_over_best"]["mean"]["ratio"]))
+    means = {config: figure["mean"] for config, figure in row["latency"].items() if config in row["parts"]}
+    best = min((config for config in means if config != "auto"), key=lambda config: means[config])
+    ratio = means[best] / means["auto"]
+    return by_measured_steps(row["parts"], "auto", best, ratio, f"{who}, {row['rate']:g}/s, of {best}")
+
+
+def by_measured_steps(parts: Mapping[str, Any], name: str, other: str, ratio: float, where: str) -> str:
+    """A ratio of speeds as tokens of a request and step times steps per second, with the times of a step."""
+    own, base = parts[name], parts[other]
     tokens, steps = request_tokens(own) / request_tokens(base), base["step_ms"] / own["step_ms"]
     rest = ""
-    if tokens * steps > NOT_SLOWER * worst:
-        rest = f"; the rest, {worst / tokens / steps:.2f}×, is waiting, prompts, or longer steps of more requests"
+    if tokens * steps > NOT_SLOWER * ratio:
+        rest = f"; the rest, {ratio / tokens / steps:.2f}×, is waiting, prompts, or longer steps of more requests"
     return (
-        f"{worst:.2f}× ({who}, {row['rate']:g}/s, {name}): {tokens:.2f}× tokens of a request and step · {steps:.2f}× "
+        f"{ratio:.2f}× ({where}): {tokens:.2f}× tokens of a request and step · {steps:.2f}× "
         f"steps per second = {tokens * steps:.2f}×, where a step takes {own['step_ms']:.1f} ms, {own['draft_ms']:.1f} "
         f"of these for drafts, instead of {base['step_ms']:.1f}{rest}"
     )
