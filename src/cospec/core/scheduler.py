@@ -177,17 +177,13 @@ class Scheduler:
             if commit.finish is not None:
                 sequence.status = RequestStatus.FINISHED
                 ended.append(sequence)
-        if self._failures:
-            for commit in commits:
-                if commit.tokens:
-                    self._failures.pop(commit.id, None)
+        for commit in commits if self._failures else ():
+            if commit.tokens:
+                self._failures.pop(commit.id, None)
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Divide the token budget: running sequences by urgency first, then waiting sequences.
-
-        Fewer than ``max_in_flight`` steps are in flight.
-        """
+        """Divide the token budget: running sequences first, then waiting ones; another step may still be in flight."""
         if self._failures and self._in_flight:  # a sequence that failed runs alone: another loss is its own
             return SchedulerOutput(self._step, (), 1)
         ready = self.running
@@ -202,9 +198,7 @@ class Scheduler:
                 ready = sorted(ready, key=lambda sequence: self._latest.get(sequence.id, 0))
             entries = self._plan_batch(ready[:count], tokens, count)
         self._step += 1
-        return SchedulerOutput(
-            self._step - 1, tuple(entries), self._max_steps(entries) if self.limits.max_steps > 1 else 1
-        )
+        return SchedulerOutput(self._step - 1, tuple(entries), self._max_steps(entries))
 
     def plan_window(self, length: int) -> SchedulerOutput:
         """Plan one more window for the only sequence in flight, with the budget of its latest window.
@@ -257,7 +251,8 @@ class Scheduler:
                 else:
                     entries.append(entry)
                     left -= entry.num_tokens + entry.budget.max_nodes
-        full = full or preempted != self.preempted  # do not admit requests after a preemption
+        if preempted != self.preempted:  # entries of preempted sequences do not count, and no request is admitted
+            entries, full = [each for each in entries if each.sequence.status is RequestStatus.RUNNING], True
         if self.waiting and not full:
             entries += self._admit(left, count - len(entries))
         return entries
@@ -301,7 +296,7 @@ class Scheduler:
         return budgets
 
     def _max_steps(self, entries: Sequence[ScheduledRequest]) -> int:
-        """Steps that one native call may run: several if no request waits and all have room."""
+        """Steps that one native call may run: as many as all have room for, if no request waits."""
         steps = 1 if self.limits.max_in_flight > 1 else min(self.limits.max_steps, self.policy.horizon)
         if steps == 1 or self.waiting or len(entries) < len(self.running):
             return 1
@@ -310,13 +305,12 @@ class Scheduler:
                 return 1
             if entry.budget.depth and not self.limits.multi_step_drafts:
                 return 1
-        return steps if all([self._reserve_steps(entry, steps) for entry in entries]) else 1
-
-    def _reserve_steps(self, entry: ScheduledRequest, steps: int) -> bool:
-        """Make room for so many steps, or for all tokens that the sequence may still write."""
-        sequence = entry.sequence
-        more = min(steps * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
-        return self.pages.allocate(sequence.id, len(sequence.tokens) + more)
+        while steps > 1:
+            lengths = [_after(entry, steps, self.limits.max_len) for entry in entries]
+            if self.pages.can_allocate(lengths) and all([self.pages.allocate(*each) for each in lengths]):
+                return steps
+            steps //= 2
+        return 1
 
     def _fit(self, sequence: RequestState, left: int, budget: DraftBudget) -> ScheduledRequest | None:
         """Return the sequence's share after reserving pages; None if the sequence is preempted or must wait."""
@@ -391,6 +385,12 @@ def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
 def _divided(number: int, parts: int) -> int:
     """One part of a number, rounded up."""
     return -(-number // parts)
+
+
+def _after(entry: ScheduledRequest, steps: int, max_len: int) -> tuple[str, int]:
+    """Return the id and the most tokens of a sequence after so many steps."""
+    sequence, more = entry.sequence, steps * (1 + entry.budget.max_nodes)
+    return sequence.id, len(sequence.tokens) + min(more, _room(sequence, max_len))
 
 
 def _room(sequence: RequestState, max_len: int) -> int:

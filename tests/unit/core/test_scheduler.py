@@ -249,7 +249,7 @@ def test_rounds_are_run_as_one_where_no_request_waits() -> None:
     assert allowed() == 8 and allowed(sequence("b", 5, arrival=2.0)) == 8
     assert allowed(sequence("b", 5, arrival=2.0), seqs=1) == 1
     assert allowed(sequence("b", 80, arrival=2.0)) == 1  # its prompt is computed in pieces
-    assert allowed(pages=10) == 1 and allowed(pages=11) == 8  # 9 known tokens, and 32 that may come
+    assert allowed(pages=10) == 4 and allowed(pages=11) == 8  # 9 known tokens, and 32 that may come
     (request,) = [replace(sequence("b", 5, arrival=2.0).request, sampling=quiet)]
     assert allowed(RequestState(request, list(request.prompt))) == 1
 

@@ -11,6 +11,7 @@ import pytest
 from cospec.core.scheduler import MAX_FAILURES, Scheduler, SchedulerLimits
 from cospec.core.types import (
     AssumedTokens,
+    BatchState,
     Commit,
     DraftBudget,
     FinishReason,
@@ -93,11 +94,26 @@ def test_newcomers_get_a_step_of_their_own() -> None:
     assert first.status is second.status is RequestStatus.RUNNING
 
 
-def test_limits_hold_for_all_steps_together() -> None:
-    """Steps arrive in order, with drafts, chunks, a small cache, and requests that end at any time."""
+class LeavingOut(Fixed):
+    """Drafts of three tokens; each step leaves out some sequences by chance."""
+
+    def __init__(self, chance: random.Random, share: float) -> None:
+        super().__init__(3)
+        self._chance, self._share = chance, share
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        leaves = [self._chance.random() < self._share for _ in load.ready]
+        return [DraftBudget(skip_step=True) if out else DraftBudget(3, 3) for out in leaves]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+def test_limits_hold_for_all_steps_together(share: float) -> None:
+    """Steps arrive in order, with drafts, chunks, a small cache, and requests that end or are left out at any time."""
+    preempted = 0
     for seed in range(20):
         chance = random.Random(seed)
         made = scheduler(chance.choice([2, 3, 4]), pages=14, k=3, seqs=6, tokens=chance.choice([6, 17, 40]))
+        made.policy = LeavingOut(chance, share)
         overall = add(made, 12, length=9)
         steps: deque[SchedulerOutput] = deque()
         for _ in range(5_000):
@@ -111,6 +127,8 @@ def test_limits_hold_for_all_steps_together() -> None:
             made.remove([entry.sequence.id for entry in plan.entries if entry.sequence.output_len >= 9])
         assert all(one.output_len >= 9 for one in overall)
         assert made.pages.usage == 0
+        preempted += made.preempted
+    assert preempted > 20
 
 
 def check(made: Scheduler, steps: Sequence[SchedulerOutput]) -> None:
