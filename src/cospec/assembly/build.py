@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,9 +91,13 @@ def build_components(config: EngineConfig) -> EngineComponents:
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
         log.info("%s", line)
-    scheduler = parts.scheduler
-    # After the measurements of the start, which the thread would disturb.
-    population = CachePrefault(CACHES, lambda: bool(scheduler.waiting or scheduler.running))
+    scheduler = weakref.ref(parts.scheduler)  # the thread of an engine that is dropped ends its work
+
+    def busy() -> bool:
+        found = scheduler()
+        return found is not None and bool(found.waiting or found.running)
+
+    population = CachePrefault(CACHES, busy)  # after the measurements of the start, which the thread would disturb
     return replace(parts, closers=(population.stop, *parts.closers))
 
 

@@ -39,8 +39,7 @@ class CachePrefault:
         self._busy = busy
         self._caches = [weakref.ref(cache) for cache in caches if cache.device.type == "cpu"]
         self._stopped = threading.Event()
-        self._reference = weakref.ref(self, self._all.remove)
-        self._all.append(self._reference)
+        self._all.append(weakref.ref(self, self._all.remove))
         self._thread = threading.Thread(target=self._run, name="cospec-populate", daemon=True)
         self._thread.start()
 
@@ -52,12 +51,11 @@ class CachePrefault:
     def stop(self) -> None:
         """End the thread after its present chunk."""
         self._stopped.set()
-        if self._reference in self._all:
-            self._all.remove(self._reference)
         self._thread.join()
 
     def _any_busy(self) -> bool:
-        return any((one := reference()) is not None and one._busy() for reference in tuple(self._all))
+        engines = [reference() for reference in tuple(self._all)]
+        return any(each._busy() for each in engines if each is not None and not each._stopped.is_set())
 
     def _run(self) -> None:
         for reference in self._caches:
