@@ -153,19 +153,21 @@ class Auto:
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Submit one step in the current mode."""
         self._check_load(plan)
-        if not self._settled:
-            self._look_for_outcomes(plan)
-        if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
+        if self._settled:
+            return self._mode.submit(plan)
+        self._look_for_outcomes(plan)
+        if self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         with self._counted():
             return self._mode.submit(plan)
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step; the mode may have changed since the submission."""
+        if self._settled:
+            return self._mode.collect(step)
         with self._counted():
             result = self._mode.collect(step)
-        if not self._settled:
-            self._measure(result)
+        self._measure(result)
         return result
 
     def commit(self, commits: Sequence[Commit]) -> None:

@@ -185,14 +185,15 @@ class NativeMultiStep:
             sequence, budget = entry.sequence, entry.budget
             id, native = sequence.request.id, self._request(sequence)
             drafter = self._drafters.of(sequence, budget, native.stream_kind) if budget.depth else None
-            reason = _reason(entry, native, drafter, ahead)
+            left = min(ahead, native.max_len - len(sequence.tokens))  # no draft goes beyond the end of its request
+            reason = _reason(entry, native, drafter, left)
             if reason:
                 reasons[id] = reason
             if isinstance(drafter, NativeDrafter):
                 drafters[drafter.name] = drafter
                 if not reason:
                     drafting.setdefault(drafter.name, []).append(id)
-                length = len(sequence.tokens) + max(ahead, room(budget))
+                length = len(sequence.tokens) + max(left, room(budget))
                 lengths.setdefault(drafter.name, []).append((id, length))
         for name, ids in drafting.items():
             if not drafters[name].kv_cache.model.pages.can_allocate(lengths[name]):
@@ -248,9 +249,11 @@ class NativeMultiStep:
         Args:
             supported: whether the answer of ``supports`` still holds.
         """
-        drafter = self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
+        native = self._request(entry.sequence)
+        drafter = self._drafters.of(entry.sequence, entry.budget, native.stream_kind)
         if isinstance(drafter, str):
             return None
+        ahead = min(ahead, native.max_len - len(entry.sequence.tokens))
         if not supported and entry.budget.depth and drafter.reason_against(entry, ahead):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)

@@ -91,13 +91,13 @@ class WholeDrafts:
 
 @lru_cache(1024)
 def _member_budgets(budget: DraftBudget, branches: bool, confident: bool, count_hits: bool) -> tuple[DraftBudget, ...]:
-    """Return the budget of a drafter by depth: a tree if the policy sets widths and the combiner accepts trees."""
+    """Return the budget of a drafter by depth: a tree if a width is above 1 and the combiner accepts trees."""
     most = min(budget.depth, budget.max_nodes)
     depths = range(most + 1)
     if budget.outcomes:
         return (replace(budget, drafters=None),) * (most + 1)
     shapes: list[tuple[int, int, tuple[int, ...]]] = [(depth, depth, ()) for depth in depths]
-    if branches and budget.widths:
+    if branches and max(budget.widths, default=1) > 1:
         shapes = [(budget.depth, budget.max_nodes, budget.widths) for _ in depths]
     confident = budget.confident or confident
     return tuple(
