@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cospec.errors import ModelError
+from cospec.models.files.source import OUTPUT_EMBEDDINGS
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.linear import LINEAR, choose_linear
 from cospec.models.model_folder import ZOO
@@ -28,7 +29,6 @@ from cospec.plugin_options import WeightOptions
 
 STORED = Bf16()  # the format of the files
 WEIGHTS, FACTS = "heads.safetensors", "heads.json"
-EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # names of E in a folder, the untied name first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +91,10 @@ def output_embedding(folder: Path) -> Tensor:
         ModelError: the weights have no tensor of a known name.
     """
     source = open_source(folder)
-    for wanted in EMBEDDINGS:
+    for wanted in OUTPUT_EMBEDDINGS:
         if wanted in source.shapes:
             return source.read(wanted).float()
-    raise ModelError(f"The weights in {folder} have no output embedding; allowed is {' or '.join(EMBEDDINGS)}.")
+    raise ModelError(f"The weights in {folder} have no output embedding; allowed is {' or '.join(OUTPUT_EMBEDDINGS)}.")
 
 
 class MedusaModule(nn.Module):

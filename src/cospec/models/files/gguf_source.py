@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +102,19 @@ class GgufSource(WeightSource):
         read = [_value(tensor, rows) for tensor, rows in zip(entry.tensors, self._rows(entry), strict=True)]
         found = read[0] if len(read) == 1 else torch.cat(read, dim=1)
         return found - entry.offset if entry.offset else found
+
+    def has_rows(self, name: str) -> bool:
+        """See ``WeightSource``."""
+        entry = self._entries[name]
+        return len(entry.tensors) == 1 and not entry.heads and not entry.offset
+
+    def row(self, name: str, number: int) -> Tensor:
+        """See ``WeightSource``."""
+        if not self.has_rows(name):
+            return super().row(name, number)
+        tensor = self._entries[name].tensors[0]
+        part = replace(tensor, shape=(1, tensor.shape[-1]), data=tensor.data[number : number + 1])
+        return _value(part, part.data)[0]
 
     def blocks(self, name: str) -> Tensor:
         """See ``WeightSource``; the result is mapped unless rows change places, or tensors are joined."""

@@ -59,6 +59,14 @@ class QuantizedSafetensorsSource(SafetensorsSource):
         """See ``WeightSource``."""
         return self._packing.decode(self._layers[name]) if name in self._layers else super().read(name)
 
+    def has_rows(self, name: str) -> bool:
+        """See ``WeightSource``."""
+        return name not in self._layers
+
+    def row(self, name: str, number: int) -> Tensor:
+        """See ``WeightSource``."""
+        return self.read(name)[number] if name in self._layers else super().row(name, number)
+
     def blocks(self, name: str) -> Tensor:
         """See ``WeightSource``."""
         return self._packing.blocks(self._layers[name])

@@ -19,6 +19,7 @@ from cospec.models.weights.format import ReadWeight, StoredWeight, WeightFormat,
 from cospec.registry import WEIGHT_FORMATS
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+OUTPUT_EMBEDDINGS = (HEAD, EMBEDDING)  # the second where both embeddings are one
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Floating dtypes by safetensors' names."""
@@ -60,6 +61,14 @@ class WeightSource(ABC):
     @abstractmethod
     def read(self, name: str) -> Tensor:
         """Return the value of a tensor, in a floating dtype that holds the value exactly."""
+
+    def has_rows(self, name: str) -> bool:
+        """Whether ``row`` reads no other rows of the matrix."""
+        return False
+
+    def row(self, name: str, number: int) -> Tensor:
+        """Return one row of a matrix."""
+        return self.read(name)[number]
 
     def blocks(self, name: str) -> Tensor:
         """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``, expert after expert."""
@@ -163,3 +172,12 @@ class SafetensorsSource(WeightSource):
         """See ``WeightSource``."""
         tensor: Tensor = self._of[name].get_tensor(name)
         return tensor
+
+    def has_rows(self, name: str) -> bool:
+        """See ``WeightSource``."""
+        return True
+
+    def row(self, name: str, number: int) -> Tensor:
+        """See ``WeightSource``."""
+        rows: Tensor = self._of[name].get_slice(name)[number : number + 1]
+        return rows[0]

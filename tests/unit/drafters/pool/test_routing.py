@@ -23,8 +23,13 @@ from cospec.drafters.pool.routing.explore import Explore, ExploreOptions, Output
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.routing import Feedback, RoutingInput
 from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
+from cospec.models.files.source import OUTPUT_EMBEDDINGS
+from cospec.models.files.weight_source_selection import open_source
+from cospec.models.loading import resolve
 from cospec.registry import ROUTINGS
 from cospec.sampling_params import SamplingParams
+from harness.gguf_files import write_model
+from harness.gguf_models import MODELS, random_model
 from harness.pools import pool_of
 from harness.toys import ScriptedDrafter
 
@@ -215,6 +220,18 @@ def test_similarity_is_the_cosine_of_the_output_embeddings(tmp_path: Path) -> No
         pytest.approx(row, abs=0.02) for row in wanted.tolist()
     ]
     assert OutputEmbeddings.find(None) is None and OutputEmbeddings.find(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_similarity_of_a_gguf_file_is_that_of_its_tensors(tmp_path: Path, kind: str) -> None:
+    model = random_model(MODELS["llama"][0])
+    folder = resolve(str(write_model(tmp_path / "m.gguf", model, kind)))
+    found, head = OutputEmbeddings.find(folder), open_source(folder)
+    assert found is not None
+    name = next(name for name in OUTPUT_EMBEDDINGS if name in head.shapes)
+    rows = head.read(name).float()
+    wanted = torch.nn.functional.cosine_similarity(rows[3], rows[5], dim=0).clamp_min(0)
+    assert found.similarity(3, 5) == pytest.approx(float(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)

@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.errors import ModelError
-from cospec.models.model_folder import weight_files
+from cospec.models.files.source import OUTPUT_EMBEDDINGS, WeightSource
+from cospec.models.files.weight_source_selection import open_source
+from cospec.models.lora import base_folder
 from cospec.plugin_options import Options
 
-EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # the second where both embeddings are one
 CACHED_ROWS = 4096  # rows in memory
 
 
@@ -101,30 +103,28 @@ def _agreement(confidence: float, accuracy: float, epsilon: float) -> float:
 class OutputEmbeddings:
     """The target's output embeddings, which tell how similar two tokens are (CoSine eq. 1).
 
-    The rows are read one by one from a safetensors file, so the matrix takes no memory.
+    The rows are read one by one from the files, so the matrix takes no memory.
 
     Args:
-        matrix: ``[V, H]``, a slice of an open file.
+        name: of the matrix ``[V, H]`` in ``source``.
     """
 
-    def __init__(self, matrix: Any) -> None:
-        self._matrix = matrix
+    def __init__(self, source: WeightSource, name: str) -> None:
+        self._source, self._name = source, name
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
     @classmethod
     def find(cls, folder: Path | None) -> OutputEmbeddings | None:
-        """Return the embeddings of the model in ``folder``; None without safetensors weights of these names."""
-        from safetensors import SafetensorError, safe_open
+        """Return the embeddings of the model in ``folder``, or of an adapter's base.
 
+        None without such weights, and where reading a row would read them all.
+        """
         try:
-            files = [] if folder is None else [safe_open(path, "pt") for path in weight_files(folder)]
-        except (ModelError, OSError, SafetensorError):
+            source = None if folder is None else open_source(base_folder(folder))
+        except (ModelError, OSError):
             return None
-        for name in EMBEDDINGS:
-            for file in files:
-                if name in file.keys():  # noqa: SIM118 - no mapping
-                    return cls(file.get_slice(name))
-        return None
+        name = None if source is None else next((name for name in OUTPUT_EMBEDDINGS if name in source.shapes), None)
+        return None if source is None or name is None or not source.has_rows(name) else cls(source, name)
 
     def similarity(self, first: int, second: int) -> float:
         """Return the cosine of two tokens' rows, at least 0; 1 for equal tokens."""
@@ -132,6 +132,7 @@ class OutputEmbeddings:
             return 1.0
         return max(0.0, float(self._row(first) @ self._row(second)))
 
-    def _read(self, token: int) -> Any:
-        row = self._matrix[token : token + 1].float().flatten()
-        return row / row.norm().clamp_min(1e-12)
+    def _read(self, token: int) -> Tensor:
+        row = self._source.row(self._name, token).float()
+        unit: Tensor = row / row.norm().clamp_min(1e-12)
+        return unit
