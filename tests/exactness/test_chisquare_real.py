@@ -82,7 +82,7 @@ EXECUTION = {
     "sequential": ("sequential", "inline"),
     "pipelined": ("pipelined", "worker"),
     "draft-ahead": ("draft-ahead", "worker"),
-    "draft-outcomes": ("draft-outcomes", "worker"),
+    "draft-outcomes": ("draft-outcomes", "worker"),  # these methods draft ahead; ``match`` alone drafts for outcomes
     "process": ("sequential", "process"),
     "pipelined process": ("pipelined", "process"),
     "draft-ahead process": ("draft-ahead", "process"),

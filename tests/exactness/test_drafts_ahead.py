@@ -20,8 +20,8 @@ from cospec.core.rng import Floats, RandomStreams, StreamKind, derive_seed, expo
 from cospec.core.types import Draft, Request, ScheduledRequest, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.draft_ahead import DraftAhead
-from cospec.execution.draft_buffer import DraftBuffer
-from cospec.execution.draft_dispatcher import AHEAD_SEEDS
+from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
+from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
 from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -65,12 +65,30 @@ class Noted(DraftAhead):
         self.buffer = self.dispatcher.buffer = NotingBuffer()
 
 
+class CountingDispatcher(DraftDispatcher):
+    """Counts the drafts that continue all outcomes."""
+
+    asked = 0
+
+    def continue_outcomes(self, entry: ScheduledRequest, draft: Draft | None, nodes: int) -> DraftRequest | None:
+        found = super().continue_outcomes(entry, draft, nodes)
+        self.asked += found is not None
+        return found
+
+
 class NotedOutcomes(DraftOutcomes):
     """``draft-outcomes`` with a ``NotingBuffer``."""
 
     def __init__(self, components: ModeComponents) -> None:
         super().__init__(components)
+        self.dispatcher = self.counting = CountingDispatcher(components)
         self.buffer = self.dispatcher.buffer = NotingBuffer()
+
+
+class KeepsDrawn(KeepsAll):
+    """Wrong on purpose: keeps tokens drawn with the target's random numbers, as ``match`` lets drafters draw."""
+
+    stream_kind = StreamKind.TARGET
 
 
 class NotedPicky(Picky, Noted):
@@ -112,11 +130,14 @@ def windows(
     """The windows of all requests; those of one request do not overlap."""
     made = toy_engine(target(), ModelDrafter(ToyModel(2, order=1, seed=7)), acceptance_method, DEPTH)
     if keeps_all:
-        verifier_of(made).acceptance_methods = {acceptance_method: KeepsAll()}
+        rule = KeepsDrawn() if mode is NotedOutcomes else KeepsAll()
+        verifier_of(made).acceptance_methods = {acceptance_method: rule}
     engine = under(made, "draft-ahead", executor, mode)
     found = tokens_of(run_all(engine, [_request(seed) for seed in range(count)], check=False))
     execution_mode = engine.execution_mode
     assert isinstance(execution_mode, Noted | NotedOutcomes)
+    if isinstance(execution_mode, NotedOutcomes):
+        assert execution_mode.counting.asked > count, "no draft continued the outcomes"
     windows: Windows = {}
     for id, starts in execution_mode.buffer.starts.items():
         tokens, free = [*PROMPT, *found[id]], 0
@@ -139,8 +160,10 @@ def p_value(found: Windows) -> float:
     return min(fit(each, wanted[before]) for before, each in found.items())
 
 
-@pytest.mark.parametrize("mode", [Noted, NotedOutcomes])
-@pytest.mark.parametrize("acceptance_method", METHODS)
+MODES = [*((Noted, method) for method in METHODS), (NotedOutcomes, "match")]  # others draft for no outcomes
+
+
+@pytest.mark.parametrize(("mode", "acceptance_method"), MODES)
 def test_tokens_drafted_ahead_follow_the_distribution(
     acceptance_method: str, mode: type[Noted | NotedOutcomes]
 ) -> None:
@@ -154,8 +177,7 @@ def test_a_thread_drafts_the_same_ahead(acceptance_method: str) -> None:
     assert windows(acceptance_method, executor="prompt worker", count=FEW) == windows(acceptance_method, count=FEW)
 
 
-@pytest.mark.parametrize("mode", [Noted, NotedOutcomes])
-@pytest.mark.parametrize("acceptance_method", METHODS)
+@pytest.mark.parametrize(("mode", "acceptance_method"), MODES)
 def test_a_rule_that_keeps_everything_is_seen(acceptance_method: str, mode: type[Noted | NotedOutcomes]) -> None:
     assert p_value(windows(acceptance_method, mode, keeps_all=True, count=FEW)) < IMPOSSIBLE
 

@@ -22,6 +22,7 @@ from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.pool.routing.all import AllDrafters
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
@@ -143,6 +144,30 @@ def test_every_routing_over_several_rounds(combiner: str, acceptance_method: str
     assert error((combiner, routing, ("first", "second")), acceptance_method, PLAIN, 3, k=1) < EXACT
 
 
+@pytest.mark.parametrize("routing", ["explore", "hedge"])
+@pytest.mark.parametrize(("combiner", "acceptance_method"), [("mix", "block"), ("fuse", "match")])
+def test_a_busy_drafter_is_chosen_less_and_the_distribution_stays(
+    combiner: str, acceptance_method: str, routing: str
+) -> None:
+    asked, chosen = list[str](), list[Sequence[int]]()
+
+    def load(member: Member) -> float:
+        asked.append(member.name)
+        return 3.0 if member.name == "first" else 0.0
+
+    real = ROUTINGS.load(routing).route
+
+    def route(self: Routing, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
+        found: list[int] = real(self, weights, choice)
+        chosen.append(found)
+        return found
+
+    with patch.object(Member, "load", property(load)), patch.object(ROUTINGS.load(routing), "route", route):
+        assert error((combiner, routing, ("first", "second")), acceptance_method, PLAIN, 3, k=1) < EXACT
+    alone = [members for members in chosen if len(members) == 1]
+    assert asked and sum(members == [1] for members in alone) > len(alone) / 2
+
+
 class NotedSimilarities(Explore):
     """``explore`` that notes how similar the tokens were that it learned from."""
 
@@ -256,14 +281,27 @@ def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
     )
 
 
-class MoreConfident(Drafter):
-    """The biased shortcut: of two drafters that draw a token each, the surer one's is taken, with its own q."""
+Rule = Callable[[np.ndarray, int, int], float]
+"""What a drafter's distribution, its drawn token and the token before are worth."""
+
+
+def surer(row: np.ndarray, token: int, before: int) -> float:
+    return float(row[token])
+
+
+def more_similar(row: np.ndarray, token: int, before: int) -> float:
+    """As ``explore`` compares tokens, but of the draft itself."""
+    return 1.0 if token == before else 0.3
+
+
+class BetterSample(Drafter):
+    """The biased shortcut: of two drafters that draw a token each, the better token is taken, with its drafter's q."""
 
     name, samples, reads_hidden_states, drafts_ahead, learns = "shortcut", True, False, True, False
 
-    def __init__(self, compares: bool = True) -> None:
+    def __init__(self, rule: Rule | None) -> None:
         self._models = (ToyModel(3, order=1, seed=5, sharpness=1.5), ToyModel(3, order=2, seed=7, sharpness=1.0))
-        self._compares = compares
+        self._rule = rule
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         from cospec.drafters import model  # the draws that the enumeration stands in for
@@ -279,7 +317,9 @@ class MoreConfident(Drafter):
                 ]
                 draws = cast(Any, model).RandomStreams(context.seed, base)  # as ``drawing`` replaces them
                 drawn = [draws.token(row, base + place, StreamKind.DRAFT, branch) for branch, row in enumerate(rows)]
-                winner = max((0, 1), key=lambda n: rows[n][drawn[n]]) if self._compares else place % 2
+                before, rule = [*context.tokens, *tokens][-1], self._rule
+                worth = [0.0 if rule is None else rule(*each, before) for each in zip(rows, drawn, strict=True)]
+                winner = place % 2 if rule is None else int(worth[1] > worth[0])
                 tokens.append(drawn[winner])
                 q.append(rows[winner])
             n = len(tokens)
@@ -294,11 +334,12 @@ class MoreConfident(Drafter):
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-def test_the_surer_of_two_samples_against_its_own_q_is_seen(acceptance_method: str) -> None:
+def test_the_better_of_two_samples_against_its_own_q_is_seen(acceptance_method: str) -> None:
+    """Also where better is more similar: no routing may compare tokens that are not committed."""
     wanted = joint_distribution_of(target(3), PLAIN, PROMPT, 3)
-    for compares in (True, False):
+    for rule in (surer, more_similar, None):
         found = enumerated_distribution(
-            toy_engine(target(3), MoreConfident(compares), acceptance_method, 1), PROMPT, PLAIN, 3
+            toy_engine(target(3), BetterSample(rule), acceptance_method, 1), PROMPT, PLAIN, 3
         )
         apart = total_variation(found, wanted)
-        assert apart > SEEN if compares else apart < EXACT
+        assert apart < EXACT if rule is None else apart > SEEN

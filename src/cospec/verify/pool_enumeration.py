@@ -93,7 +93,10 @@ def error(options: PoolOptions, name: str, target: Target, length: int) -> float
 def _engine(options: PoolOptions, method: AcceptanceMethod, target: Target, trace: BranchTrace) -> Engine:
     combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)
     chosen = routing.build(parse(routing.Options, options.routing_options, "speculative_config.routing_options."))
-    setting = PoolContext(target.vocab_size, lambda: 0.0, options.at_most, draw=_branching_draw(trace))
+    similarity = _similarity if chosen.compares else None
+    setting = PoolContext(
+        target.vocab_size, lambda: 0.0, options.at_most, similarity=similarity, draw=_branching_draw(trace)
+    )
     drafters = [ModelDrafter(_drafter(place)) for place in range(len(options.drafters))]
     members = [
         Member.of(f"drafter {place}", drafter, setting.clock, combiner.is_stepwise)
@@ -101,6 +104,11 @@ def _engine(options: PoolOptions, method: AcceptanceMethod, target: Target, trac
     ]
     pool = PoolDrafter(members, combiner, _branching_routing(chosen, trace), setting)
     return bare_engine(target, pool, DEPTH, {method.name: branching(method, {"0": trace}, SharedRandom)}, NODES)
+
+
+def _similarity(first: int, second: int) -> float:
+    """How similar two words of the toy models are, for a routing that compares."""
+    return 1.0 if first == second else 0.3
 
 
 def _drafter(place: int) -> ToyModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torch import Tensor
@@ -221,6 +223,24 @@ def test_a_tree_after_outcomes_continues_each_of_them_as_a_chain_would(
         assert tuple(tokens) == chain.tokens[: len(tokens)]
         branches += len(tokens) == 2
     assert branches >= 2 * (1 + len(given)), "two guesses after each number of given tokens, each with two more tokens"
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+def test_given_tokens_are_rated_as_first_children(params: SamplingParams) -> None:
+    """A drawn token has the largest probability, whatever the token; guesses after it have the others, in order."""
+    given, kind = (3, 1), StreamKind.TARGET
+    known = DraftContext("s", [*TEXT, *given], 2, params, 77, kind, assumed=len(given))
+    (draft,) = ModelDrafter(model()).propose([known], [DraftBudget(2, 40, widths=(3,), outcomes=True)])
+    assert draft.confidence is not None
+    whole = replace(params, temperature=1.0) if params.greedy else params
+    for place, token in enumerate(given):
+        rows = model().logits([*TEXT, *given[:place]])[None]
+        row = np.asarray(target_probs_of(rows, whole, History(TEXT, 2, [list(given[:place])]))[0])
+        first = token if params.greedy else int(row.argmax())
+        assert draft.confidence[place] == pytest.approx(row[first])
+        guesses = [node for node in children(draft.parents, place - 1) if node >= len(given)]
+        others = np.sort(np.delete(row, first))[::-1]
+        assert guesses and list(draft.confidence[guesses]) == pytest.approx(others[: len(guesses)].tolist())
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -14,7 +14,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import BatchState, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import DrafterLost, InvalidInput
 from cospec.execution.auto import Auto
@@ -275,7 +275,28 @@ def test_auto_measures_before_it_chooses(
 
 @pytest.mark.parametrize(("acceptance_method", "name"), [("match", "draft-outcomes"), ("block", "sequential")])
 def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_method: str, name: str) -> None:
-    """Drafting takes 3 s and a step 4 s. Other methods than ``match`` allow no draft after another outcome."""
+    """Other methods than ``match`` allow no draft after another outcome."""
+    execution_mode = auto_with_a_weak_drafter(acceptance_method)
+    assert execution_mode.info.name == name, execution_mode.info.reason
+    if name == "draft-outcomes":
+        current = execution_mode.current
+        assert isinstance(current, DraftOutcomes)
+        current.wait.waited(30.0)
+        current.wait.waited(30.0)
+        assert not current.wait.pays(3, 1), "the time of steps is known"
+
+
+def test_auto_remembers_outcomes_where_it_decides_at_a_step_without_drafts() -> None:
+    info = auto_with_a_weak_drafter("match", gaps=True).info
+    assert "draft-outcomes" in f"{info.name} {info.reason}"
+
+
+def auto_with_a_weak_drafter(acceptance_method: str, gaps: bool = False) -> Auto:
+    """The mode after a run where drafting takes 3 s and a step 4 s.
+
+    Args:
+        gaps: every second step has no drafts, so each decision is made at such a step.
+    """
     clock = Ticking()
     drafter = ModelDrafter(with_pool(ToyModel(6, order=1, seed=3), 256, 4))
     made = toy_engine(with_pool(ToyModel(6, order=2, seed=1, sharpness=2.0), 256, 4), drafter, acceptance_method, k=2)
@@ -292,15 +313,17 @@ def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_
 
     override(drafter, propose=slow_propose)
     override(components.verifier, submit=slow_submit)
+    plan, plans = made.scheduler.policy.plan, count()
+
+    def every_second(load: BatchState) -> list[DraftBudget]:
+        budgets = plan(load)
+        return [DraftBudget()] * len(budgets) if next(plans) % 2 else budgets
+
+    if gaps:
+        override(made.scheduler.policy, plan=every_second)
     execution_mode = run_auto(made, clock, parallel=True, window=8)
     run_all(made, [make_request(f"r{n}", (n, 1), SamplingParams(max_tokens=150)) for n in range(4)])
-    assert execution_mode.info.name == name, execution_mode.info.reason
-    if name == "draft-outcomes":
-        current = execution_mode.current
-        assert isinstance(current, DraftOutcomes)
-        current.wait.waited(30.0)
-        current.wait.waited(30.0)
-        assert not current.wait.pays(3, 1), "the time of steps is known"
+    return execution_mode
 
 
 @pytest.mark.parametrize("overlap_seconds", [4.0, 16.0])
