@@ -169,6 +169,9 @@ class World:
             return Random(longest, self.scenario.seed)
         given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
+        chosen = variant.policy in ("auto", "goodput") and variant.num_speculative_tokens == "auto"
+        if setting.recording is not None and chosen:  # a limit that grows would ask for more than was recorded
+            given |= {"policy": "goodput", "num_speculative_tokens": setting.recording.depth}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
         in_sequence = max(1, len(self.drafting.members)) if self.drafting.parallel is None else 1
         times = None if self.scenario.target.members else target  # an engine of several models learns their times
