@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.headlines import stored
-from benchmarks.papers import cosine_online, cosine_online_nodes
+from benchmarks.papers import cosine_online
 from benchmarks.papers.collaborations import PAIRED, Collaborations
 from benchmarks.papers.collaborations import default_over as default_over_other
 from benchmarks.papers.comparisons import fastest_relaxed
-from benchmarks.papers.cos_settings import SETTINGS
-from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, SOURCES, WHOLE, Nodes
+from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, SOURCES, SPECINFER, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
 from benchmarks.papers.cosine_offline import BASELINES, BATCHES
 from benchmarks.papers.pools import Pool
@@ -36,7 +35,7 @@ def under_load(kernels: str, place: int) -> Find:
     """The default's speed over no speculation in each run; ``place`` counts the rates, slowest first."""
 
     def find() -> Sequence[Figure]:
-        runs = [stored(source.file)["rows"] for who, source in MEASURED.items() if who.split(",")[0] == kernels]
+        runs = [stored(source.file)["rows"] for who, source in MEASURED.items() if who.startswith(kernels)]
         return [inverse(rows[place]["auto_over_off"]["mean"]) for rows in runs]
 
     return find
@@ -74,7 +73,7 @@ AFTER: Mapping[str, Iterable[str]] = {AFTER_OUTCOMES: AT_FOUR}
 
 
 def on_nodes(sizes: Mapping[str, Iterable[str]], *loads: int) -> Find:
-    """Throughput of systems over SpecInfer with as many nodes: the median over the runs, and the extremes.
+    """Throughput of systems over SpecInfer with as many nodes, in each run.
 
     Args:
         loads: requests at once.
@@ -83,21 +82,21 @@ def on_nodes(sizes: Mapping[str, Iterable[str]], *loads: int) -> Find:
     def find() -> Sequence[Figure]:
         found = [Nodes(stored(SOURCES[load].file)) for load in loads]
         pairs = [(own, next(iter(others))) for own, others in sizes.items()]
-        return [load.ratio("tokens_per_second", *pair) for load in found for pair in pairs]
+        return [(each,) for load in found for pair in pairs for each in load.ratios("tokens_per_second", *pair)]
 
     return find
 
 
 def latency_on_nodes(sizes: Mapping[str, Iterable[str]], *loads: int) -> Find:
-    """The mean latency of the best baseline over that of systems: the median over the runs, and the extremes."""
+    """The mean latency of the best baseline over that of systems, in each run."""
 
     def find() -> Sequence[Figure]:
-        found = [Nodes(stored(SOURCES[load].file)) for load in loads]
-        return [
-            load.ratio("mean_latency", min(others, key=lambda name: load.value("mean_latency", name)), own)
-            for load in found
-            for own, others in sizes.items()
-        ]
+        found = list[Figure]()
+        for load in [Nodes(stored(SOURCES[each].file)) for each in loads]:
+            for own, others in sizes.items():
+                best = min(others, key=lambda name: load.value("mean_latency", name))
+                found += [(each,) for each in load.ratios("mean_latency", best, own)]
+        return found
 
     return find
 
@@ -106,11 +105,8 @@ def online_nodes(system: str) -> Find:
     """SpecInfer's latency over that of a system on emulated nodes, in each mode of arrival, with its interval."""
 
     def find() -> Sequence[Figure]:
-        rows = [
-            mode[system]["latency_over"][cosine_online_nodes.SPECINFER]
-            for mode in stored("cosine_online")["modes"].values()
-        ]
-        return [inverse(row) for row in rows]
+        modes = stored("cosine_online")["modes"].values()
+        return [inverse(mode[system]["latency_over"][SPECINFER]) for mode in modes]
 
     return find
 
@@ -230,16 +226,6 @@ def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[floa
     return {name: tuple(figure) for name, figure in row_of(name, setting, temperature)["over_standard"].items()}
 
 
-def least_blended() -> Sequence[Figure]:
-    """The default's least speed over standard decoding, over settings and temperatures, at each batch of each run."""
-    runs = [stored(name) for name in COLLABORATIVE]
-    return [
-        min(Collaborations(found, setting.name).least(batch) for setting in SETTINGS)
-        for batch in (1, 8)
-        for found in runs
-    ]
-
-
 def notes() -> Sequence[str]:
     """Conditions of the stored runs that a reader of the figures has to know; empty ones do not hold any more."""
     runs = [stored(name) for name in COLLABORATIVE]
@@ -248,8 +234,7 @@ def notes() -> Sequence[str]:
     alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
     return (
         # Minions' figure 10: (1 + increase of the part over the default) / (1 + increase of the parts above).
-        "Minions' figure 10, read as over the default, has 1.04–1.32× (slope, so batch 8 is as the paper) "
-        "and 1.24–1.33× (pipeline).",
+        "Minions' figure 10, read as over the default, has 1.04–1.32× (slope) and 1.24–1.33× (pipeline).",
         f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to {max(alphas):.2f}.",
     )
 

@@ -1,14 +1,15 @@
 """Measures pools on drafter nodes whose speeds are injected, against baselines: CoSine, and its parts left out.
 
 Run ``python -m benchmarks.cosine_nodes``, which takes about six minutes; ``--requests 6 --name cosine_nodes_low`` for
-a low load. Figures are medians of ``--repeats``, each with new processes. The target and the nodes compute, and then sleep until the injected time of a machine of their own has
-passed. So two cores stand for several machines. A forward of the target takes ``--target-ms`` and ``--row-ms`` for each
-token of the batch; a node takes ``--token-ms`` for each draft step. ``--link-delay`` and ``--link-jitter`` add
-milliseconds to each message between the verifier and the nodes, in each direction. With eight nodes, each drafter has
-two nodes, which share the requests. ``--link-delay 0 5 20 --only "CoSine, 4 nodes" "without pipelining" "after
-outcomes" "one drafter" PipeInfer --repeats 1`` takes about four minutes. ``--only goodput "goodput without adaptive participation"
---warm-tokens 64 --name cosine_nodes_adaptive`` leaves out the choice of the number of drafters; ``--only auto
---warm-tokens 400`` lets the engine choose the mode.
+a low load. Figures are medians of ``--repeats``, each with new processes. The target and the nodes compute, and then
+sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
+of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
+draft step. ``--link-delay`` and ``--link-jitter`` add milliseconds to each message between the verifier and the nodes,
+in each direction. With eight nodes, each drafter has two nodes, which share the requests. ``--link-delay 0 5 20 --only
+"CoSine, 4 nodes" "without pipelining" "after outcomes" "one drafter" PipeInfer --repeats 1 --name cosine_nodes_links``
+takes about four minutes. ``--only goodput "goodput without adaptive participation" --warm-tokens 64 --name
+cosine_nodes_adaptive`` leaves out the choice of the number of drafters; ``--only auto --warm-tokens 400`` lets the
+engine choose the mode.
 All variants write the same requests, and the outputs must be equal.
 """
 

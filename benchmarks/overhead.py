@@ -11,6 +11,7 @@ import argparse
 import time
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -60,7 +61,7 @@ def main() -> None:
         "ngram k=4": {"method": "ngram"},
     }
     table = Table("system", "batch", "temperature", "ms per round", "forwards", "engine", "engine share")
-    rows = []
+    rows = list[dict[str, Any]]()
     for name, config in configs.items():
         with LLM(options.model, config, dtype=options.dtype) as llm:
             clock = watched(llm)

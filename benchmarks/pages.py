@@ -25,6 +25,7 @@ REPORT = ROOT / "benchmarks" / "report"
 PAGES = ("README.md", "docs/results.md")
 BLOCKS = {"summary": summary, "claims": claims}
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RELOADED = "The same on 2026-11-28, all engines loaded four times"
 SCRIPTS = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
 
 
@@ -168,9 +169,11 @@ REPORTS = {
             ("AVX-512 with bf16", "load_2-x-amd-epyc_avx512_bf16"),
             ("The same on 2026-11-23", "load_2-x-amd-epyc_avx512_bf16_earlier"),
             ("The same on 2026-11-22", "load"),
+            (RELOADED, "load_2-x-amd-epyc-family-26-model-2_avx512_bf16"),
             ("AVX-512", "load_2-x-amd-epyc_avx512"),
+            (RELOADED, "load_2-x-amd-epyc-family-26-model-2_avx512"),
             ("AVX2", "load_2-x-amd-epyc_avx2"),
-            ("The same on 2026-11-28, all engines loaded four times", "load_2-x-amd-epyc-family-26-model-2_avx2"),
+            (RELOADED, "load_2-x-amd-epyc-family-26-model-2_avx2"),
             ("AVX2 alone: a processor without AVX-512", "load_2-x-amd-epyc-family-25-model-1_avx2"),
             ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
             ("The same with AVX-512", "load-disturbed_2-x-amd-epyc_avx512"),

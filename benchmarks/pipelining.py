@@ -84,18 +84,18 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Measure all variants in turn, for each batch."""
     clients = {name: AsyncEngineClient() for name in given.ways}
     speculative = {"method": "draft_model", "num_speculative_tokens": given.length}
-    shared = {"model": "zoo", "kv_cache_memory_bytes": 128 << 20}
+    shared = {"model": "zoo", "kv_cache_memory_bytes": 128 << 20, "enable_prefix_caching": False}
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
     tokenizer, shuffler, found = load_tokenizer(resolve("zoo")), random.Random(0), {}
     try:
         for name, client in clients.items():
             await client.start(EngineConfig.build({**shared, "speculative_config": {**speculative, **WAYS[name]}}))
         for batch in given.batches:
-            per = -(-2 * batch // len(DOMAINS))
-            texts = [tokenizer.encode(text) for all in zip(*[prompts(each, per) for each in DOMAINS]) for text in all]
-            jobs = {name: (client, texts[:batch]) for name, client in clients.items()}
+            per = -(-batch // len(DOMAINS))
+            texts = [tokenizer.encode(text) for domain in DOMAINS for text in prompts(domain, per)][:batch]
+            jobs = {name: (client, texts) for name, client in clients.items()}
             if PIPELINED in clients:
-                jobs[DOUBLED] = clients[PIPELINED], texts[: 2 * batch]
+                jobs[DOUBLED] = clients[PIPELINED], [*texts, *texts]
             order, rows = list(jobs), {name: list[RunTimes]() for name in jobs}
             for turn in range(given.repeats + 1):
                 shuffler.shuffle(order)

@@ -27,7 +27,8 @@ SPECINFER, IN_TURN = "SpecInfer, 4 nodes", "without pipelining"
 BASELINES = {
     SPECINFER: (
         "SpecInfer",
-        "1.31× (batch 1) to 1.62× (batch 16) throughput; 17.9 to 27.1% less latency than the strongest baseline (LLaMA pair)",
+        "1.31× (batch 1) to 1.62× (batch 16) throughput; 17.9 to 27.1% less latency than the strongest baseline "
+        "(LLaMA pair)",
     ),
     "PipeInfer": (
         "PipeInfer",
@@ -56,7 +57,10 @@ WHOLE_DRAFTS = (  # for every section whose drafters are not in the target's pro
     "fused token at every step (algorithm 1), and by equation 4 from their own token too."
 )
 LEFT_OUT = "The paper's load control (algorithm 2) is left out, so the trees of `fuse` have one size at every load"
-NOT_SIMULATED = f"{LEFT_OUT}: goodput would ask the drafters for trees, and recorded drafts are chains."
+SIZES = (
+    f"{LEFT_OUT}; in rows *of goodput* the policy `goodput` has its place. Recorded drafters replay first and second "
+    "choices; third choices count as wrong."
+)
 COUNTS = {1: "CoSine, 1 node", 2: "CoSine, 2 nodes", 4: WHOLE, 8: EIGHT}
 
 
@@ -74,11 +78,10 @@ class Nodes:
         """
         return float(self.found["variants"][variant][figure])
 
-    def ratio(self, figure: str, variant: str, other: str) -> tuple[float, float, float]:
-        """A figure of a variant over that of another: the median over the runs, the least and the most."""
+    def ratios(self, figure: str, variant: str, other: str) -> list[float]:
+        """A figure of a variant over that of another, in each run."""
         own, base = (self._runs(figure, name) for name in (variant, other))
-        ratios = [one / two for one, two in zip(own, base, strict=True)]
-        return median(ratios), min(ratios), max(ratios)
+        return [one / two for one, two in zip(own, base, strict=True)]
 
     def _runs(self, figure: str, variant: str) -> Sequence[float]:
         row = self.found["variants"][variant]
@@ -86,14 +89,15 @@ class Nodes:
 
     def over(self, other: str, variant: str = WHOLE) -> float:
         """Throughput of a variant over that of another."""
-        return self.ratio("tokens_per_second", variant, other)[0]
+        return median(self.ratios("tokens_per_second", variant, other))
 
     def both(self, other: str, variant: str = WHOLE) -> str:
         """How many times the throughput of another system, and by how much the latency differs."""
-        speed, slow, fast = self.ratio("tokens_per_second", variant, other)
-        latency, short, long = (each - 1 for each in self.ratio("mean_latency", variant, other))
+        speed = self.ratios("tokens_per_second", variant, other)
+        latency = [each - 1 for each in self.ratios("mean_latency", variant, other)]
         return (
-            f"{speed:.2f}× throughput ({slow:.2f} to {fast:.2f}), {latency:+.0%} latency ({short:+.0%} to {long:+.0%})"
+            f"{median(speed):.2f}× throughput [{min(speed):.2f} to {max(speed):.2f}], "
+            f"{median(latency):+.0%} latency [{min(latency):+.0%} to {max(latency):+.0%}]"
         )
 
     def lost(self, variant: str, whole: str = WHOLE) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.papers.common import PLOT, Row, Section, paragraph
-from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import SIZES, WHOLE_DRAFTS
 from benchmarks.papers.large_targets import LLAMA, QWEN, SHARES, draft_token_ms, llama_scenario, qwen_scenario
 from benchmarks.papers.scenarios import Runs, inputs, scenario
 from benchmarks.papers.sources import Results, Source
@@ -13,6 +13,7 @@ from benchmarks.papers.sources import Results, Source
 OFFLINE = scenario("cosine-cost")
 WHOLE, SPECINFER, PIPEINFER = "cosine", "specinfer", "pipeinfer"
 AFTER = "cosine outcomes"  # drafts after outcomes in place of the pipeline
+SIZED = "cosine goodput outcomes"  # the same with sizes of trees by goodput
 BATCHES, LARGE = (1.0, 2.0, 4.0, 8.0, 16.0), (8.0, 16.0)  # the paper does not say which batches are large
 BASELINES = {
     "plain": ("plain decoding (vLLM)", "3.15 to 4.71× (LLaMA pair)"),
@@ -87,7 +88,7 @@ def throughputs(results: Results) -> Section:
             WHOLE_DRAFTS,
             "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064). *After outcomes* is the mode "
             "`draft-outcomes` in place of the pipeline, which no paper here has.",
-            NOT_SIMULATED,
+            SIZES,
             f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} *Batch* is "
             "the number of requests in the engine for every system. Pipelining halves CoSine's batch in the target; "
             "Minions' pipeline gets twice the requests instead. The parts of a throughput multiply to its ratio. "
@@ -109,14 +110,15 @@ def after_outcomes(results: Results) -> list[Row]:
         )
         for name, (words, paper) in BASELINES.items()
     ]
-    rows.append(
+    rows += [
         results.row(
-            "Latency of CoSine after outcomes against the best baseline",
+            f"Latency of CoSine after outcomes{words} against the best baseline",
             BEST,
             OFFLINE,
-            lambda found: latencies(Runs(found), BASELINES, system=AFTER),
+            lambda found, system=system: latencies(Runs(found), BASELINES, system=system),
         )
-    )
+        for system, words in ((AFTER, ""), (SIZED, ", of goodput,"))
+    ]
     return rows
 
 
@@ -210,11 +212,14 @@ def prices(results: Results) -> Section:
             lambda found: at_equal_cost(Runs(found)),
             "tokens for a price; where both cost as much, figure 6(c)'s ratio again",
         ),
-        results.row(
-            "The same, drafting after outcomes",
-            "",
-            OFFLINE,
-            lambda found: at_equal_cost(Runs(found), system=AFTER),
+        *(
+            results.row(
+                f"The same, drafting after outcomes{words}",
+                "",
+                OFFLINE,
+                lambda found, system=system: at_equal_cost(Runs(found), system=system),
+            )
+            for system, words in ((AFTER, ""), (SIZED, ", of goodput"))
         ),
         results.row(
             "Throughput at equal cost, over plain decoding",

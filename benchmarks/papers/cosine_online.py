@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.papers.common import Row, Section, paragraph
-from benchmarks.papers.cosine_nodes import NOT_SIMULATED, WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import SIZES, WHOLE_DRAFTS
 from benchmarks.papers.cosine_parts import PARTS
 from benchmarks.papers.scenarios import FOLDER, Runs, inputs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -25,13 +25,15 @@ BASELINES = {  # variants of the scenarios
     "pipeinfer": "PipeInfer",
 }
 COSINE = "cosine fused"  # the paper's combiner
-AFTER = "vote outcomes"  # lengths by goodput; drafts after outcomes in place of the paper's pipeline
+FIXED = "fused outcomes"  # drafts after outcomes in place of the paper's pipeline, trees of one size
+AFTER = "goodput fused outcomes"  # the same with sizes by goodput
 POOLS = {
     "cosine": "vote",
     "cosine ahead": "vote, drafting ahead",
     COSINE: "fuse",
-    "fused outcomes": "fuse, after outcomes",
-    AFTER: "vote, after outcomes",
+    FIXED: "fuse, after outcomes",
+    AFTER: "fuse of goodput, after outcomes",
+    "vote outcomes": "vote, after outcomes",
 }
 WORDS = BASELINES | POOLS | {"outcomes": "one drafter, after outcomes"}
 
@@ -49,10 +51,10 @@ def online(results: Results) -> Section:
             "and no refuted window is in the target; DSD's page has several windows and the early exit. Drafts are "
             "recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv "
             "2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees "
-            "of at most ten tokens at every load. *After outcomes* is the mode `draft-outcomes`, which no paper here "
-            "has: drafters branch after each token of the draft that the target verifies, with two guesses of its "
-            "next token.",
-            NOT_SIMULATED,
+            "of at most ten tokens at every load, or of goodput. *After outcomes* is the mode `draft-outcomes`, which "
+            "no paper here has: drafters branch after each token of the draft that the target verifies, with two "
+            "guesses of its next token.",
+            SIZES,
             WHOLE_DRAFTS,
             f"Links take 0 ms, and at most {SEQUENCES} requests are in the engine. {inputs()} The paper's online tests "
             "take 2 hours (6.1) or 240 minutes (6.3), ours 600 requests. The paper's latency is time per token from "

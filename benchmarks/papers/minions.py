@@ -25,7 +25,7 @@ SLOPES = {
     for batch in (1, 8)
 }
 SOURCES = (LENGTHS,)
-REFERENCE, CHOSEN = "sequential", "auto, process"
+REFERENCE = "sequential"
 INCREASES = {  # figure 10 by its text, of OPT-13B and of Llama2-70B; each part is on top of the parts above
     "majority": (0.0956, 0.5982),
     "selector": (0.3507, 0.0591),
@@ -134,8 +134,8 @@ def breakdown(results: Results) -> Section:
         f"latter, the selector has {over_parts('selector')} over the parts above, the pipeline "
         f"{over_parts('pipeline')}, computed. For Llama2-70B the paper's default length is close to the best (5.3); "
         "figure 2 has 2 at batch 16 on dialogue. The paper votes over three models. Our vote is over four models and "
-        f"prompt lookup; all five draft for every request. {results.sentence(POOL, votes)}The paper's drafters share the "
-        "target's GPUs by NVIDIA MPS (section 4); our simulated drafters have machines of their own. The paper's "
+        f"prompt lookup; all five draft for every request. {results.sentence(POOL, votes)}The paper's drafters share "
+        "the target's GPUs by NVIDIA MPS (section 4); our simulated drafters have machines of their own. The paper's "
         "target keeps its batch in the pipeline (section 3.4). So the simulated pipelines have 32 requests in the "
         "engine, the systems in turn 16, and one measured variant has twice the requests. The other pipelines divide "
         "the requests into two batches. *Overlap* is the busy time of drafter and target together "
@@ -297,25 +297,14 @@ def pipelined(found: Found, batch: int) -> str:
 
 
 def placed(found: Found) -> str:
-    """What another process costs, and what the pipeline adds to that, where the engine chose to take turns there."""
+    """What the pipeline costs with the requests of the systems in turn, and with twice as many."""
     ways = list(found["batches"].values())
-    if any(way[CHOSEN]["at_work"]["execution_mode"] != REFERENCE for way in ways):
-        raise LookupError(CHOSEN)
-    place = ", ".join(at_batch(batch, way[CHOSEN]) for batch, way in found["batches"].items())
-    rest = " and ".join(f"{way['pipelined, process']['speed'] / way[CHOSEN]['speed']:.2f}" for way in ways)
-    thread, doubled = (" and ".join(f"{way[name]['speed']:.2f}" for way in ways) for name in (PIPELINED, DOUBLED))
+    halved, doubled = (" and ".join(f"{way[name]['speed']:.2f}" for way in ways) for name in (PIPELINED, DOUBLED))
     return (
-        "With *auto* the engine chose to take turns. So a process for the drafter leaves this share of the speed: "
-        f"{place}. The pipeline leaves {rest} of that; with a thread it leaves {thread} of the speed in "
-        f"turn. With twice the requests, so with the batch of the systems in turn, it leaves {doubled}; the rest of the "
-        "loss is the shared cores'."
+        f"With a thread and as many requests the pipeline leaves {halved} of the speed in turn at batch "
+        f"{' and '.join(found['batches'])}: it halves the target's batch. With twice the requests it leaves {doubled}; "
+        "the rest of the loss is the shared cores'."
     )
-
-
-def at_batch(batch: str, way: Found) -> str:
-    """A share of the speed at a batch, and whether its interval includes 1."""
-    doubt = unclear(*way["speed_interval"]).removeprefix(", ")
-    return f"{way['speed']:.2f} at batch {batch}" + (f" ({doubt})" if doubt else "")
 
 
 if __name__ == "__main__":
