@@ -11,9 +11,11 @@ from benchmarks.papers import cosine_online
 from benchmarks.papers.collaborations import PAIRED, Collaborations
 from benchmarks.papers.collaborations import default_over as default_over_other
 from benchmarks.papers.comparisons import fastest_relaxed
+from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, SOURCES, SPECINFER, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
-from benchmarks.papers.cosine_offline import BASELINES, BATCHES
+from benchmarks.papers.cosine_offline import BASELINES, BATCHES, SIZED
+from benchmarks.papers.large_targets import LLAMA, llama_scenario
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
 from benchmarks.papers.smartspec_rates import MEASURED
@@ -154,10 +156,18 @@ def at_equal_cost(system: str = "cosine") -> Find:
     return find
 
 
-def hourly_prices() -> str:
-    """The assumed prices of an hour of the target's and of a drafter's machine, as a ratio."""
-    given = Scenario.read(Path(FOLDER / "cosine-cost.yaml"))
-    return f" (assumed prices, {given.target.cost_per_hour:g}:{given.drafting.cost_per_hour:g})"
+def at_equal_cost_of_fast_drafts() -> Sequence[Figure]:
+    """The same after outcomes, of goodput, with the computed time of a draft token.
+
+    Raises:
+        LookupError: the scenario has changed since.
+    """
+    found: Any = stored(LLAMA.file)
+    if found["scenario"] != described(llama_scenario()):
+        raise LookupError(LLAMA.file)
+    runs = Runs(found)
+    cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
+    return [(cheapest[batch] / runs.price(SIZED, batch),) for batch in BATCHES]
 
 
 def online(system: str, *others: str) -> Find:
@@ -226,17 +236,19 @@ def ways(name: str, setting: str, temperature: float) -> Mapping[str, tuple[floa
     return {name: tuple(figure) for name, figure in row_of(name, setting, temperature)["over_standard"].items()}
 
 
+def least_blended() -> Sequence[Figure]:
+    """The default's least speed over standard decoding with eight requests, over settings and temperatures, by run."""
+    runs = [stored(name) for name in COLLABORATIVE]
+    return [min(Collaborations(found, setting.name).least(8) for setting in SETTINGS) for found in runs]
+
+
 def notes() -> Sequence[str]:
     """Conditions of the stored runs that a reader of the figures has to know; empty ones do not hold any more."""
     runs = [stored(name) for name in COLLABORATIVE]
     rows = [row["theory"] for run in runs for row in Collaborations(run, ADAPTED).rows(1.0, 1) if "theory" in row]
     pairs = [zip(row["alpha"], row["gammas"], strict=True) for row in rows]
     alphas = [alpha for each in pairs for alpha, gamma in each if gamma]
-    return (
-        # Minions' figure 10: (1 + increase of the part over the default) / (1 + increase of the parts above).
-        "Minions' figure 10, read as over the default, has 1.04–1.32× (slope) and 1.24–1.33× (pipeline).",
-        f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to {max(alphas):.2f}.",
-    )
+    return (f"CoS's adapter had 50 training steps; estimated acceptance is {min(alphas):.2f} to {max(alphas):.2f}.",)
 
 
 def relaxed(lossless: bool) -> Find:

@@ -64,7 +64,7 @@ REPORTS = {
         "This version and an earlier commit",
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
         "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
-        "latency of requests. The aim is at most 1.03, and many cells miss the aim. No stored run splits their time. "
+        "latency of requests. The aim is at most 1.03, and many cells miss the aim, most where Python drafts. "
         "Pools lost native parts that gained less than 5% each ([measured](second_implementations.md)).",
         (
             ("Closed loops", "same_speed"),

@@ -203,6 +203,28 @@ class Collaborations:
             "(means; measured ratios are medians)."
         )
 
+    def on_domains(self, other: str, temperature: float) -> str:
+        """Sentences on clear losses to another method on one domain, where all domains together show none.
+
+        Raises:
+            KeyError: the setting has no such method.
+        """
+        rows = {row["domain"]: row for row in self.rows(temperature, 1)}
+        if clear(rows["all"], other) and default_over(rows["all"], other)[0] < 1.0:
+            return ""
+        said = []
+        for domain, row in rows.items():
+            ratio, *ends = default_over(row, other)
+            if domain == "all" or ratio >= 1.0 or not ends or not clear(row, other) or PARTS not in row:
+                continue
+            mine, its = (row[PARTS][method] for method in ("alternate", other))
+            said.append(
+                f"On {domain} alone, T = {temperature:g}, the default has {interval([ratio, *ends])} the speed of "
+                f"*{other}*: {mine['forwards']:.2f} ms a token in forwards and {mine['all'] - mine['forwards']:.2f} "
+                f"outside against {its['forwards']:.2f} and {its['all'] - its['forwards']:.2f}."
+            )
+        return " ".join(said)
+
     def outside(self, temperature: float) -> str:
         """A sentence on why the default is slower than a drafter that is no member, one request at a time, all domains.
 

@@ -89,6 +89,11 @@ def losses(results: Results, source: Source, setting: Setting) -> str:
             for t in setting.temperatures
             for other in setting.gains
         ),
+        *(
+            results.sentence(source, lambda found, o=other, t=t: read(found, setting).on_domains(o, t))
+            for t in setting.temperatures
+            for other in setting.gains
+        ),
         *(results.sentence(source, lambda found, t=t: read(found, setting).outside(t)) for t in setting.temperatures),
         *(
             results.sentence(source, lambda found, o=other, t=t: read(found, setting).loss(o, t, setting.large, 8))

@@ -201,8 +201,9 @@ def section(results: Results) -> Section:
 
 def repeated(found: Found) -> str:
     """How often the variants ran."""
-    return "Figures are medians over {repeats} runs, each with new processes; brackets have the extremes.".format(
-        **found
+    return (
+        f"Figures are medians over {found['repeats']} runs, each with new processes; brackets have the extremes. Rows "
+        "of adaptive participation are of one run."
     )
 
 

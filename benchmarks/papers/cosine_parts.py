@@ -44,7 +44,8 @@ def parts(results: Results) -> Section:
         "sequence before a request's first draft, in processes and on nodes while it is written, so the first draft "
         f"has no scores yet. In sequence `fuse` goes token by token. {WHOLE_DRAFTS} The same holds in processes. So "
         "`fuse` in sequence and in parallel differ in their drafts too. Pipelining halves the target's batch. A "
-        "target whose time is mostly reading weights loses more by that than the overlap brings.",
+        "target whose time is mostly reading weights loses more by that than the overlap brings. At 128 requests every "
+        "variant is slower than no drafts, because a forward's time then grows with its tokens.",
     )
 
 

@@ -79,7 +79,7 @@ def link_times(results: Results) -> list[Row]:
             source,
             lambda found: milliseconds(on_links, points(found)),
             "less the times of these nodes and drafter without links; k is of the same run, t₀ of the whole pipeline; "
-            "links are injected, so both sides differ by the time of messages alone",
+            "links are injected, so both sides differ by the time of messages and the noise of times alone",
         )
 
     def pipelines(found: Found, count: int, ratios: tuple[float, ...]) -> list[Point]:

@@ -25,7 +25,7 @@ SLOPES = {
     for batch in (1, 8)
 }
 SOURCES = (LENGTHS,)
-REFERENCE = "sequential"
+REFERENCE, CHOSEN = "sequential", "auto, process"
 INCREASES = {  # figure 10 by its text, of OPT-13B and of Llama2-70B; each part is on top of the parts above
     "majority": (0.0956, 0.5982),
     "selector": (0.3507, 0.0591),
@@ -138,9 +138,9 @@ def breakdown(results: Results) -> Section:
         "the target's GPUs by NVIDIA MPS (section 4); our simulated drafters have machines of their own. The paper's "
         "target keeps its batch in the pipeline (section 3.4). So the simulated pipelines have 32 requests in the "
         "engine, the systems in turn 16, and one measured variant has twice the requests. The other pipelines divide "
-        "the requests into two batches. *Overlap* is the busy time of drafter and target together "
-        "over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference. *Thread*, *process* and "
-        "*a core each* say where the drafter runs; with *auto* the engine chooses the order. "
+        "the requests into two batches; *draft-ahead* keeps one. *Overlap* is the busy time of drafter and target "
+        "together over the elapsed time; above 1 both work at once. Sequential +0.0% is the reference. *Thread*, "
+        "*process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order. "
         f"{results.sentence(PIPELINE, placed)}"
     )
     return Section("Figure 10: what each part brings to throughput", rows, text)
@@ -255,7 +255,11 @@ def slope_over_four(found: Found) -> str:
     for row in found["ratios"]:
         if (row["system"], row["baseline"], row["cost"]) == ("slope", "draft-4", "time_per_token"):
             speed = "{:+.1%} ({:+.1%} to {:+.1%})".format(*(row[key] - 1 for key in ("ratio", "low", "high")))
-            return f"{speed}, acceptance length {lengths['slope']:.2f} against {lengths['draft-4']:.2f}"
+            drafted = {run["label"]: run["speculation"].get("speculation_length", 0.0) for run in found["runs"]}
+            return (
+                f"{speed}, acceptance length {lengths['slope']:.2f} against {lengths['draft-4']:.2f}, drafts of "
+                f"{drafted['slope']:.1f} tokens against {drafted['draft-4']:.1f}"
+            )
     raise KeyError("slope")
 
 
@@ -299,11 +303,13 @@ def pipelined(found: Found, batch: int) -> str:
 def placed(found: Found) -> str:
     """What the pipeline costs with the requests of the systems in turn, and with twice as many."""
     ways = list(found["batches"].values())
+    chosen = " and ".join(f"*{way[CHOSEN]['at_work']['execution_mode']}*" for way in ways)
     halved, doubled = (" and ".join(f"{way[name]['speed']:.2f}" for way in ways) for name in (PIPELINED, DOUBLED))
     return (
         f"With a thread and as many requests the pipeline leaves {halved} of the speed in turn at batch "
         f"{' and '.join(found['batches'])}: it halves the target's batch. With twice the requests it leaves {doubled}; "
-        "the rest of the loss is the shared cores'."
+        "the rest of the loss is the shared cores'. The losses of the other ways were not split. With *auto* the "
+        f"engine chose {chosen}."
     )
 
 

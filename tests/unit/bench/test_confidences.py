@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,17 @@ import pytest
 import cospec
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import Commit, Draft
+from cospec.registry import POLICIES
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = StepStats(0, 1, 4, 5, 3, 3, 0, 1, StepTimes(), 0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """Other tests must not see the policy that the benchmark registers."""
+    yield
+    POLICIES.unregister("recorder")
 
 
 @pytest.fixture
