@@ -192,8 +192,10 @@ def test_reasons_change_nothing(folders: tuple[Path, Path], monkeypatch: pytest.
     pages = [drafter.model.pages, engine.parts.model.pages]
     before = [(pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages]
     assert runner.supports(plan) == {} == runner.supports(plan)
-    long = replace(plan, max_steps=1000)
-    assert set(runner.supports(long).values()) == {"the request is near the drafter's context limit"}
+    with monkeypatch.context() as near:
+        near.setattr(drafter.model, "max_len", max(len(entry.sequence.tokens) for entry in plan.entries))
+        assert set(runner.supports(plan).values()) == {"the request is near the drafter's context limit"}
+    assert runner.supports(replace(plan, max_steps=1000)) == {}, "no call goes beyond the end of a request"
     with monkeypatch.context() as full:
         full.setattr(type(drafter.model.pages), "can_allocate", lambda *given: False)
         assert set(runner.supports(plan).values()) == {"no room in the drafter's KV cache"}

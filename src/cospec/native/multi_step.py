@@ -178,14 +178,15 @@ class NativeMultiStep:
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """See ``interfaces.MultiStepRunner``."""
-        ahead = plan.max_steps * (1 + max([entry.budget.depth for entry in plan.entries]))
+        longest = max([entry.budget.depth for entry in plan.entries])
+        ahead = plan.max_steps * (1 + longest)
         reasons, drafting, lengths = dict[str, str](), dict[str, list[str]](), dict[str, list[tuple[str, int]]]()
         drafters = dict[str, NativeDrafter]()
         for entry in plan.entries:
             sequence, budget = entry.sequence, entry.budget
             id, native = sequence.request.id, self._request(sequence)
             drafter = self._drafters.of(sequence, budget, native.stream_kind) if budget.depth else None
-            left = min(ahead, native.max_len - len(sequence.tokens))  # no draft goes beyond the end of its request
+            left = min(ahead, native.room(sequence, longest))
             reason = _reason(entry, native, drafter, left)
             if reason:
                 reasons[id] = reason
@@ -213,10 +214,13 @@ class NativeMultiStep:
             RuntimeError: the library refuses the batch, because a token, a length or a page table is invalid.
         """
         planned = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
-        ahead = steps * (1 + max(planned))
+        most = max(planned)
+        ahead = steps * (1 + most)
         scores = blend.form != PLAIN.form  # the drafter, all positions
         reserved = [
-            self._reserve(entry, ahead, not drafts) if scores or depth else None
+            self._reserve(entry, min(ahead, self._request(entry.sequence).room(entry.sequence, most)), not drafts)
+            if scores or depth
+            else None
             for entry, depth in zip(entries, planned, strict=True)
         ]
         assert not scores or all(reserved), "the drafter of a blend has room, or ``supports`` was not asked"
@@ -249,11 +253,9 @@ class NativeMultiStep:
         Args:
             supported: whether the answer of ``supports`` still holds.
         """
-        native = self._request(entry.sequence)
-        drafter = self._drafters.of(entry.sequence, entry.budget, native.stream_kind)
+        drafter = self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
         if isinstance(drafter, str):
             return None
-        ahead = min(ahead, native.max_len - len(entry.sequence.tokens))
         if not supported and entry.budget.depth and drafter.reason_against(entry, ahead):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
