@@ -105,8 +105,8 @@ def reduction(results: Results) -> Section:
             f"Time saved by equation 5, N = {count}, t₁ = {ratio:g} t₀",
             "",
             f"{communication_reduction(Links(count, ratio), KEPT):.0%} (equation 5)",
-            "the paper calls it most pronounced for 3 ≤ N ≤ 8 and 3 t₀ < t₁ < 10 t₀, without figures; this row is at a "
-            "bound; equation 5 grows with N and t₁, without a maximum",
+            "the paper calls it most pronounced for 3 ≤ N ≤ 8 and 3 t₀ < t₁ < 10 t₀, without figures; these rows are "
+            "at bounds of t₁, and 16 nodes are outside; equation 5 grows with N and t₁, without a maximum",
         )
         for count, ratio in ((4, 3.0), (16, 10.0))
     ]

@@ -45,8 +45,8 @@ def ahead(results: Results) -> Section:
             "refuted. A command to skip a window takes the time of a link. Times are of one request and one run, whose "
             "tokens a traversal are chance. Where several windows lose, tokens a traversal are fewer by about as much "
             "or more. Without delays early exit is slower with one and two draft tokens, by more than tokens a "
-            "traversal make; with delays it is slower with two (1%) and with eight, by what "
-            "tokens a traversal make. The rest of each ratio was not measured by parts.",
+            "traversal make; with delays it is slower with two, by 1%, and with eight, "
+            "there by what tokens a traversal make. The rest of each ratio was not measured by parts.",
             results.sentence(AHEAD, without_option),
         ),
     )  # fmt: skip

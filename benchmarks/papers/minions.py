@@ -307,8 +307,8 @@ def placed(found: Found) -> str:
     halved, doubled = (" and ".join(f"{way[name]['speed']:.2f}" for way in ways) for name in (PIPELINED, DOUBLED))
     return (
         f"With a thread and as many requests the pipeline leaves {halved} of the speed in turn at batch "
-        f"{' and '.join(found['batches'])}: it halves the target's batch. With twice the requests it leaves {doubled}; "
-        "the rest of the loss is the shared cores'. The losses of the other ways were not split. With *auto* the "
+        f"{' and '.join(found['batches'])}: it halves the target's batch. With twice the requests it leaves {doubled}, "
+        "with both parts on two cores. The losses of the other ways were not split. With *auto* the "
         f"engine chose {chosen}."
     )
 
