@@ -69,7 +69,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.preempted = 0
         self._step = 0
-        self._latest: dict[str, int] = {}  # step of each sequence, by id
+        self._latest: dict[str, int] = {}  # latest step of each sequence, by id
         self._in_flight: dict[str, list[ScheduledRequest]] = {}  # windows of the sequences in flight, oldest first
         self._steps_in_flight = 0
         self._failures: dict[str, int] = {}  # failed steps since the latest token, by id

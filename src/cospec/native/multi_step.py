@@ -179,22 +179,21 @@ class NativeMultiStep:
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """See ``interfaces.MultiStepRunner``."""
         longest = max([entry.budget.depth for entry in plan.entries])
-        ahead = plan.max_steps * (1 + longest)
         reasons, drafting, lengths = dict[str, str](), dict[str, list[str]](), dict[str, list[tuple[str, int]]]()
         drafters = dict[str, NativeDrafter]()
         for entry in plan.entries:
             sequence, budget = entry.sequence, entry.budget
             id, native = sequence.request.id, self._request(sequence)
             drafter = self._drafters.of(sequence, budget, native.stream_kind) if budget.depth else None
-            left = min(ahead, native.room(sequence, longest))
-            reason = _reason(entry, native, drafter, left)
+            ahead = native.tokens_ahead(sequence, plan.max_steps, longest)
+            reason = _reason(entry, native, drafter, ahead)
             if reason:
                 reasons[id] = reason
             if isinstance(drafter, NativeDrafter):
                 drafters[drafter.name] = drafter
                 if not reason:
                     drafting.setdefault(drafter.name, []).append(id)
-                length = len(sequence.tokens) + max(left, room(budget))
+                length = len(sequence.tokens) + max(ahead, room(budget))
                 lengths.setdefault(drafter.name, []).append((id, length))
         for name, ids in drafting.items():
             if not drafters[name].kv_cache.model.pages.can_allocate(lengths[name]):
@@ -215,12 +214,9 @@ class NativeMultiStep:
         """
         planned = [0 if entry.sequence.id in drafts else entry.budget.depth for entry in entries]
         most = max(planned)
-        ahead = steps * (1 + most)
         scores = blend.form != PLAIN.form  # the drafter, all positions
         reserved = [
-            self._reserve(entry, min(ahead, self._request(entry.sequence).room(entry.sequence, most)), not drafts)
-            if scores or depth
-            else None
+            self._reserve(entry, steps, most, not drafts) if scores or depth else None
             for entry, depth in zip(entries, planned, strict=True)
         ]
         assert not scores or all(reserved), "the drafter of a blend has room, or ``supports`` was not asked"
@@ -245,17 +241,19 @@ class NativeMultiStep:
         for id in ids:
             self._requests.pop(id, None)
 
-    def _reserve(self, entry: ScheduledRequest, ahead: int, supported: bool) -> _Reserved | None:
-        """Return the entry's drafter with pages for ``ahead`` more tokens.
+    def _reserve(self, entry: ScheduledRequest, steps: int, longest: int, supported: bool) -> _Reserved | None:
+        """Return the entry's drafter with pages for a call, see ``NativeRequest.tokens_ahead``.
 
         None: since ``supports``, Python drafted for other requests of the step, and took the pages or lost the drafter.
 
         Args:
             supported: whether the answer of ``supports`` still holds.
         """
-        drafter = self._drafters.of(entry.sequence, entry.budget, self._request(entry.sequence).stream_kind)
+        native = self._request(entry.sequence)
+        drafter = self._drafters.of(entry.sequence, entry.budget, native.stream_kind)
         if isinstance(drafter, str):
             return None
+        ahead = native.tokens_ahead(entry.sequence, steps, longest)
         if not supported and entry.budget.depth and drafter.reason_against(entry, ahead):
             return None
         cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)

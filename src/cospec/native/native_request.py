@@ -45,12 +45,12 @@ class NativeRequest:
     max_len: int
     stream_kind: StreamKind
 
-    def room(self, sequence: RequestState, longest: int) -> int:
+    def tokens_ahead(self, sequence: RequestState, steps: int, longest: int) -> int:
         """Return the most tokens that a call needs in the drafter's cache after the known tokens.
 
         No draft goes beyond the end of its request. All requests of a call have room for its longest draft.
         """
-        return self.max_len - len(sequence.tokens) + longest
+        return min(steps * (1 + longest), self.max_len - len(sequence.tokens) + longest)
 
     @classmethod
     def of(cls, request: Request, method: AcceptanceMethod) -> NativeRequest:
