@@ -14,7 +14,7 @@ from benchmarks.papers.comparisons import fastest_relaxed
 from benchmarks.papers.cos_settings import SETTINGS
 from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, AT_EIGHT, EIGHT, SOURCES, SPECINFER, WHOLE, Nodes
 from benchmarks.papers.cosine_nodes import BASELINES as AT_FOUR
-from benchmarks.papers.cosine_offline import BASELINES, BATCHES, SIZED
+from benchmarks.papers.cosine_offline import BASELINES, BATCHES
 from benchmarks.papers.large_targets import LLAMA, llama_scenario
 from benchmarks.papers.pools import Pool
 from benchmarks.papers.scenarios import FOLDER, Runs, described
@@ -114,14 +114,23 @@ def online_nodes(system: str) -> Find:
 
 
 def runs_of(name: str) -> Runs:
-    """A stored simulation.
+    """The stored simulation of a scenario of the examples.
 
     Raises:
         LookupError: the scenario has changed since.
     """
-    found: Any = stored(f"simulations/{name}")
-    if found["scenario"] != described(Scenario.read(Path(FOLDER / f"{name}.yaml"))):
-        raise LookupError(name)
+    return fresh(f"simulations/{name}", Scenario.read(Path(FOLDER / f"{name}.yaml")))
+
+
+def fresh(file: str, scenario: Scenario) -> Runs:
+    """The stored simulation of a scenario.
+
+    Raises:
+        LookupError: the scenario has changed since.
+    """
+    found: Any = stored(file)
+    if found["scenario"] != described(scenario):
+        raise LookupError(file)
     return Runs(found)
 
 
@@ -145,29 +154,19 @@ def offline(other: str) -> Find:
     return find
 
 
-def at_equal_cost(system: str = "cosine") -> Find:
-    """The simulated tokens of a system for a price over those of the cheapest baseline, at each batch."""
+def at_equal_cost(system: str = "cosine", drafts: str = "assumed") -> Find:
+    """The simulated tokens of a system for a price over those of the cheapest baseline, at each batch.
+
+    Args:
+        drafts: the time of a draft token, ``assumed`` or ``computed`` from the drafter's size.
+    """
 
     def find() -> Sequence[Figure]:
-        runs = runs_of("cosine-cost")
+        runs = runs_of("cosine-cost") if drafts == "assumed" else fresh(LLAMA.file, llama_scenario())
         cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
         return [(cheapest[batch] / runs.price(system, batch),) for batch in BATCHES]
 
     return find
-
-
-def at_equal_cost_of_fast_drafts() -> Sequence[Figure]:
-    """The same after outcomes, of goodput, with the computed time of a draft token.
-
-    Raises:
-        LookupError: the scenario has changed since.
-    """
-    found: Any = stored(LLAMA.file)
-    if found["scenario"] != described(llama_scenario()):
-        raise LookupError(LLAMA.file)
-    runs = Runs(found)
-    cheapest = {batch: min(runs.price(name, batch) for name in BASELINES) for batch in BATCHES}
-    return [(cheapest[batch] / runs.price(SIZED, batch),) for batch in BATCHES]
 
 
 def online(system: str, *others: str) -> Find:

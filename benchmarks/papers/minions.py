@@ -128,7 +128,12 @@ def breakdown(results: Results) -> Section:
             "Vote, slope and pipeline were not run together.",
         ),
     )
-    text = (
+    return Section("Figure 10: what each part brings to throughput", rows, conditions(results))
+
+
+def conditions(results: Results) -> str:
+    """How the paper's parts and ours were run."""
+    return (
         "The paper's figures are of the finance set at batch 16, each part on top of the parts above. The paper does "
         "not say whether an increase is over the parts above or over the default; read here as the former. As the "
         f"latter, the selector has {over_parts('selector')} over the parts above, the pipeline "
@@ -143,7 +148,6 @@ def breakdown(results: Results) -> Section:
         "*process* and *a core each* say where the drafter runs; with *auto* the engine chooses the order. "
         f"{results.sentence(PIPELINE, placed)}"
     )
-    return Section("Figure 10: what each part brings to throughput", rows, text)
 
 
 def votes(found: Found) -> str:
