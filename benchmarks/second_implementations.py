@@ -14,6 +14,7 @@ or for the reason in ``REASONS``. The rows of pairs that did not run stay in the
 - rollouts: ``Model.rollout`` against ``drafters/model.py`` token by token, with ``--native off`` elsewhere.
 - pool rollouts: the same for the members of a voting pool.
 - proposals: the same in an ensemble whose members propose.
+- ngram, suffix: ``csrc/spec/*_lookup.cpp`` against ``drafters/ngram.py`` and ``drafters/suffix.py``.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
 - candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
 - sampling: ``csrc/ops/sampling.cpp`` against ``core/sampling.py`` and ``core/rng.py``, for sampled trees.
@@ -39,6 +40,7 @@ from cospec.acceptance import python_verification
 from cospec.acceptance.tensor import verify as tensor
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters import known_token_scores
+from cospec.drafters.lookup import LookupDrafter
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool import candidates
 from cospec.drafters.pool.pool import PoolDrafter
@@ -189,6 +191,14 @@ def rollout_pair(build_engine: Callable[[], LLM]) -> Pair:
     return Pair(rollouts(build_engine, True), rollouts(build_engine, False))
 
 
+def lookup_pair(method: str, batch: int) -> Pair:
+    """Return two engines that look up drafts in the library, and in Python before each step."""
+    speculative = {"method": method, "num_speculative_tokens": 4}
+    with given(LookupDrafter, native=False):
+        readable = engine(speculative, batch)
+    return Pair(engine(speculative, batch), readable)
+
+
 def candidates_pair(batch: int) -> Pair:
     """Return two pools in Python's lockstep, with native and readable candidates."""
     native, readable = (lockstep(engine(pool("fuse"), batch), False) for _ in range(2))
@@ -207,6 +217,8 @@ PAIRS: dict[str, Callable[[int], Pair]] = {
     "rollouts": lambda batch: rollout_pair(lambda: stepwise(CHAIN, batch)),
     "pool rollouts": lambda batch: rollout_pair(lambda: engine(pool("vote"), batch)),
     "proposals": lambda batch: Pair(ensemble(batch), without_rollouts(batch), 0.8),
+    "ngram": partial(lookup_pair, "ngram"),
+    "suffix": partial(lookup_pair, "suffix"),
     "blend": lambda batch: Pair(ensemble(batch), ensemble(batch), 0.8, readable_patch=BLENDS),
     "candidates": candidates_pair,
     "sampling": lambda batch: Pair(

@@ -1,4 +1,4 @@
-// A step does what drafters/model.py, core/verifier.py and drafters/draft_kv_cache.py do.
+// A step does what drafters/model.py or a lookup, core/verifier.py and drafters/draft_kv_cache.py do.
 #include "spec/multi_step.h"
 
 #include <poll.h>
@@ -36,6 +36,7 @@ struct Workspace {
     std::vector<uint64_t> streams;
     std::vector<VerifyTask> tasks, last_tasks;
     std::vector<long> fully_accepted;
+    LookupDraft lookup_draft;
 };
 thread_local Workspace workspace;
 
@@ -66,7 +67,8 @@ struct MultiStepRunner {
 
     bool draft() {
         bool any_sampled = false;
-        for (long i = 0; i < task.num_drafting; i++) any_sampled |= task.slots[i].params.sampling.temperature > 0.0;
+        for (long i = 0; i < task.num_drafting; i++)
+            any_sampled |= !task.slots[i].lookup && task.slots[i].params.sampling.temperature > 0.0;
         q = any_sampled ? (double*)workspace.q.reserve(2 * task.num_drafting * task.max_draft_len * vocab_size)
                         : nullptr;
         if (blended) drafter_rows = workspace.drafter_rows.reserve(task.max_draft_len * task.num_drafting * vocab_size);
@@ -74,9 +76,23 @@ struct MultiStepRunner {
         for (long first = 0, end; first < task.num_drafting; first = end) {
             for (end = first + 1; end < task.num_drafting; end++)
                 if (task.slots[end].drafter != task.slots[first].drafter) break;
-            if (!draft_by_one(first, end)) return false;
+            if (task.slots[first].lookup)
+                for (long i = first; i < end; i++) look_up(i);
+            else if (!draft_by_one(first, end))
+                return false;
         }
         return true;
+    }
+
+    // Draft for a request without a model. The lookup reads the known tokens that it has not read before.
+    void look_up(long i) {
+        const RequestSlot& slot = task.slots[i];
+        const SlotState& state = workspace.states[i];
+        LookupDraft& draft = workspace.lookup_draft;
+        for (size_t place = slot.lookup->tokens.size() - state.num_fed(); place < state.tokens.size(); place++)
+            slot.lookup->extend(state.tokens[place]);
+        slot.lookup->propose(nullptr, 0, {slot.draft_len, slot.draft_len, nullptr, 0, 0.0}, draft);
+        std::copy(draft.tokens.begin(), draft.tokens.end(), workspace.drafted.begin() + i * task.max_draft_len);
     }
 
     // Draft for the requests [first, end), which have one drafter.
@@ -107,7 +123,8 @@ struct MultiStepRunner {
         return i < task.num_drafting ? workspace.drafted.data() + i * task.max_draft_len : task.slots[i].draft;
     }
 
-    // The length of a request's draft. A draft of the call ends where the drafter's logits held NaN.
+    // The length of a request's draft. A draft of the call ends where the drafter's logits held NaN, or where a lookup
+    // found no more.
     long num_drafted(long i) const {
         const int64_t* tokens = draft_tokens(i);
         const long n = task.slots[i].draft_len;
@@ -117,7 +134,7 @@ struct MultiStepRunner {
     const double* draft_probs(long i) const {
         const RequestSlot& slot = task.slots[i];
         if (i >= task.num_drafting) return slot.q;
-        const bool sampled = slot.stream_kind == DRAFT && slot.params.sampling.temperature > 0.0;
+        const bool sampled = !slot.lookup && slot.stream_kind == DRAFT && slot.params.sampling.temperature > 0.0;
         return sampled ? q + i * task.max_draft_len * vocab_size : nullptr;
     }
 
@@ -231,8 +248,10 @@ struct MultiStepRunner {
         else
             std::copy(path, path + accepted, out + HEADER);
         if (result.invalid || result.token < 0 || slot.draft) return false;
-        // The drafter was not fed its last token, unless the token was accepted for a blend.
-        const long num_cached = blended && accepted == n ? n : std::max(0L, std::min(accepted, n - 1));
+        // The drafter was not fed its last token, unless the token was accepted for a blend. A lookup reads no drafts.
+        const long num_cached = slot.lookup                ? 0
+                                : blended && accepted == n ? n
+                                                           : std::max(0L, std::min(accepted, n - 1));
         if (task.divergences) {
             const double* own = workspace.divergences.data() + workspace.tasks[i].first_row;
             double* divergences = task.divergences + (step * task.num_slots + i) * (task.max_draft_len + 1);

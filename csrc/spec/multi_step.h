@@ -1,6 +1,7 @@
 // Several decoding steps of the same requests in one call: draft, score, verify, commit.
 #pragma once
 #include "model/input_batch.h"
+#include "spec/lookup.h"
 #include "spec/verify.h"
 
 namespace cospec {
@@ -11,16 +12,17 @@ struct RequestSlot {
     int64_t draft_len;     // of the draft that the call makes, or nodes of the given draft
     int64_t num_known;     // known tokens, up to the last one that is computed
     int64_t num_computed;  // known tokens in the target's cache
-    int64_t num_fed;       // known tokens in the drafter's cache; num_computed if the call does not draft
+    int64_t num_fed;       // known tokens in the drafter's cache or its lookup; num_computed if the call does not draft
     int64_t num_left;      // tokens that the request may still generate
     int64_t first_logit;   // the first of the computed tokens that gets a row of logits, in the first step
     int64_t deferred;      // 1: the caller verifies by the logits, and the call ends after the step
     const int32_t* pages;
     int64_t num_pages;
-    LlamaModel* drafter;  // null if the call does not draft
+    LlamaModel* drafter;  // null if no model drafts in the call
     const KVCacheView* drafter_cache;
     const int32_t* drafter_pages;
     int64_t num_drafter_pages;
+    Lookup* lookup;  // drafts in place of a model, or null
     const int64_t* stop_tokens;
     int64_t num_stop_tokens;
     uint64_t stream_kind;            // StreamKind that the drafter samples with
@@ -43,7 +45,7 @@ struct MultiStepTask {
     // one with more known tokens to compute. The bonus flag is -1 where the target distribution is invalid.
     int64_t* output;
     int64_t output_width;  // 4 and the longest draft
-    int64_t* num_fed;      // [num_slots], tokens in the drafter's cache at the end
+    int64_t* num_fed;      // [num_slots], tokens in the drafter's cache or its lookup at the end
     double* seconds;       // [max_steps, 3]: drafting, scoring, verification
     float* logits;         // room for the target's rows of all steps, step after step; null if the caller reads none
     // SINGLE: the target verifies. Otherwise its blend with the drafter does, which then scores every position: one

@@ -15,7 +15,8 @@ from cospec.core.types import Request, SpeculationParams
 from cospec.drafters.ngram import NgramDrafter
 from cospec.native import library
 from cospec.native.acceptance import NO_METHOD
-from cospec.native.native_request import EDITED, PROMPT_LOGPROBS, TREE
+from cospec.native.native_drafter import TREE
+from cospec.native.native_request import EDITED, PROMPT_LOGPROBS
 from harness.llamas import llama_engine, load
 from harness.native_steps import SHAPES, calls, engine_of, readable, requests, written
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,8 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from cospec.core.engine import Engine
+from cospec.drafters.lookup import LookupDrafter
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.suffix import SuffixDrafter
 from cospec.native import library
 from cospec.native.acceptance import words_of
 from cospec.native.multi_step import NativeMultiStep, why_not
@@ -23,6 +27,11 @@ pytestmark = [
     pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels"),
     pytest.mark.usefixtures("no_time_limit"),
 ]
+
+LOOKUPS: dict[str, Callable[[bool], LookupDrafter]] = {
+    "ngram": lambda native: NgramDrafter(1, 3, native=native),
+    "suffix": lambda native: SuffixDrafter(native=native),
+}
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -74,6 +83,31 @@ def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], acceptance_m
     override(runner, run=noting)
     assert written(whole, asked) == written(steps, asked)
     assert any([any(drafts.values()) for drafts in calls])
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_that_the_call_looks_up(
+    folders: tuple[Path, Path], acceptance_method: str, shape: str, method: str
+) -> None:
+    asked = requests(SHAPES[shape], streams=False)
+    asked += [replace(request, id=f"again {request.id}") for request in asked]  # responses of others help
+
+    def engine(native: str) -> Engine:
+        drafter = LOOKUPS[method](native == "auto")
+        return llama_engine(load(folders[0]), drafter, k=3, acceptance_method=acceptance_method, native=native)
+
+    steps, whole = engine("off"), engine("auto")
+    noted = calls(whole)
+    assert written(whole, asked[:5]) == written(steps, asked[:5])
+    assert written(whole, asked[5:]) == written(steps, asked[5:])
+    first, second = whole.metrics(), steps.metrics()
+    for name in ("steps", "target_calls", "generation_tokens", "drafts", "draft_tokens", "accepted_tokens"):
+        assert getattr(first, name) == getattr(second, name), name
+    assert first.draft_tokens
+    if shape != "edited":
+        assert max(ran for _, ran in noted) > 1 and not first.python_path_requests
 
 
 def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> None:

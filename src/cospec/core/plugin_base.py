@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
 
     from cospec.core.interfaces import Executor
     from cospec.drafters.interfaces import DraftCache, NextLogits, StepwiseDrafter
+    from cospec.drafters.lookup import LookupDrafter
 
 
 def base_of(context: DraftContext, budget: DraftBudget) -> int:
@@ -125,8 +126,13 @@ class Drafter(ABC):
         """The drafter's model and KV cache, for native code that runs the model; None: ``propose`` alone drafts."""
         return None
 
+    @property
+    def native_lookups(self) -> LookupDrafter | None:
+        """The drafter, where native code can read its texts and draft for it; None: the drafter is no such lookup."""
+        return None
+
     def drafts_alone(self, context: DraftContext, budget: DraftBudget) -> SoleDrafter | str:
-        """The drafter whose ``draft_kv_cache`` gives the next drafts of a sequence, or why ``propose`` must. Pure."""
+        """The drafter that alone gives the next drafts of a sequence, also in native code, or why none does. Pure."""
         return SoleDrafter(self.name, self)
 
     def prepare(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:  # noqa: B027

@@ -14,9 +14,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
-from cospec.core.plugin_base import Drafter
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, DraftBudget
 from cospec.drafters.interfaces import DrafterBuildContext
+from cospec.drafters.lookup import NO_NODES, LookupDrafter, LookupNodes, LookupText
+from cospec.native import library, lookups
 from cospec.plugin_options import Options
 
 
@@ -40,74 +41,68 @@ class NgramOptions(Options):
         return shortest
 
 
-class _Index:
-    """The latest end of each n-gram of one sequence that has a next token."""
+class NgramText:
+    """The latest end of each n-gram of one sequence that has a next token. Implements ``LookupText``."""
 
-    def __init__(self, shortest: int, longest: int) -> None:
+    address = 0
+
+    def __init__(self, prompt_len: int, shortest: int, longest: int) -> None:
+        self.prompt_len = prompt_len
         self._sizes = range(shortest, longest + 1)
+        self._tokens: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
 
-    def find(self, tokens: Sequence[int], committed: int) -> int | None:
-        """Return the position after the latest earlier occurrence of the longest known suffix; None if there is
-        none."""
-        known = len(tokens)
-        for end in range(max(1, self._indexed), committed):
+    @property
+    def size(self) -> int:
+        """See ``LookupText``."""
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See ``LookupText``."""
+        known = self._tokens
+        for token in tokens:
+            end = len(known)  # the n-grams that end here have a next token now
             for size in self._sizes:
                 if size <= end:
-                    self._last[tuple(tokens[end - size : end])] = end
-        self._indexed = max(self._indexed, committed)
+                    self._last[tuple(known[end - size :])] = end
+            known.append(token)
+
+    def propose(self, assumed: Sequence[int], budget: DraftBudget) -> LookupNodes:
+        """See ``LookupText``."""
+        tokens, count = [*self._tokens, *assumed] if assumed else self._tokens, min(budget.depth, budget.max_nodes)
         for size in reversed(self._sizes):
-            found = self._last.get(tuple(tokens[known - size : known])) if size < known else None
+            found = self._last.get(tuple(tokens[-size:])) if size < len(tokens) else None
             if found is not None:
-                return found
-        return None
+                return LookupNodes(_copy_periodic(tokens, found, count), tuple(range(-1, count - 1)))
+        return NO_NODES
 
 
 def _copy_periodic(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
     """Return ``count`` tokens from ``start`` on; beyond the end, the copied tokens repeat."""
-    known = list(tokens[start : start + count])
-    return tuple(known[i % len(known)] for i in range(count))
+    known = tokens[start : start + count]
+    return tuple([known[i % len(known)] for i in range(count)])
 
 
-class NgramDrafter(Drafter):
-    """Drafts by n-gram lookup; a token costs a few dictionary lookups."""
+class NgramDrafter(LookupDrafter):
+    """Drafts by n-gram lookup."""
 
-    samples = False
-    reads_hidden_states = False
     capabilities = DrafterCapabilities(costless=True, chains=True)
     drafts_ahead = True
     learns = False
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 
-    def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram") -> None:
-        self.name = name
+    def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram", native: bool = False) -> None:
+        super().__init__(name, native and library.available())
         self._bounds = (shortest, longest)
-        self._indices: dict[str, _Index] = {}
 
     @classmethod
     def build(cls, options: NgramOptions, build_context: DrafterBuildContext) -> NgramDrafter:
-        """Build the drafter; the build context does not matter."""
-        return cls(options.prompt_lookup_min, options.prompt_lookup_max)
+        """Build the drafter."""
+        return cls(options.prompt_lookup_min, options.prompt_lookup_max, native=build_context.native)
 
-    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Return a chain for each context whose suffix occurred before."""
-        drafts = []
-        for context, budget in zip(contexts, budgets, strict=True):
-            depth = min(budget.depth, budget.max_nodes)
-            index = self._indices.setdefault(context.id, _Index(*self._bounds))
-            start = index.find(context.tokens, context.committed_len)
-            if start is None or depth < 1:
-                continue
-            tokens = _copy_periodic(context.tokens, start, depth)
-            n = len(tokens)
-            drafts.append(Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n))
-        return drafts
+    def new_text(self, prompt_len: int) -> LookupText:
+        """See ``LookupDrafter``."""
+        return (lookups.ngram_text if self.native else NgramText)(prompt_len, *self._bounds)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Do nothing: ``propose`` reads committed tokens."""
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Drop the indices of finished sequences."""
-        for id in ids:
-            self._indices.pop(id, None)
+        """Do nothing: texts read committed tokens before they draft."""

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
-from cospec.core.plugin_base import Drafter
 from cospec.core.tree import MAX_NODES
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, DraftBudget
 from cospec.drafters.interfaces import DrafterBuildContext
+from cospec.drafters.lookup import NO_NODES, LookupDrafter, LookupNodes, LookupText
+from cospec.native import library, lookups
 from cospec.plugin_options import Options
 
 LONGEST = 32  # maximum length of a counted suffix
@@ -145,99 +145,69 @@ class SuffixAutomaton:
 
 
 class SharedResponses:
-    """Finished responses in two automata; the older is dropped when the younger is full."""
+    """Finished responses in two automata; the older is dropped when the younger is full.
 
-    def __init__(self, most: int) -> None:
-        self._half = most // 2
-        self._elder, self._younger = SuffixAutomaton(), SuffixAutomaton()
+    Args:
+        max_tokens: stored tokens.
+    """
 
-    def add(self, tokens: Sequence[int]) -> None:
-        """Store a response; a response longer than half of the memory loses its front."""
-        for token in tokens[max(0, len(tokens) - self._half) :]:
+    def __init__(self, max_tokens: int) -> None:
+        self._half = max_tokens // 2
+        self._older, self._younger = SuffixAutomaton(), SuffixAutomaton()
+
+    def new_text(self, prompt_len: int, min_match: int) -> SuffixText:
+        """Return an empty text that also looks up its end in the responses."""
+        return SuffixText(prompt_len, self, min_match)
+
+    def add(self, text: LookupText, first: int, end: int) -> None:
+        """Store the tokens ``[first, end)`` of a text; a response longer than half of the memory loses its front."""
+        assert isinstance(text, SuffixText), "texts come from ``new_text``"
+        for token in text.tokens[max(first, end - self._half) : end]:
             self._younger.add(token)
         self._younger.cut()
         if self._younger.size >= self._half:
-            self._elder, self._younger = self._younger, SuffixAutomaton()
+            self._older, self._younger = self._younger, SuffixAutomaton()
 
     @property
     def size(self) -> int:
         """Number of stored tokens, always less than ``1.5`` times the limit."""
-        return self._elder.size + self._younger.size
+        return self._older.size + self._younger.size
 
     def matches(self, tokens: Sequence[int]) -> Iterator[SuffixMatch]:
         """Yield the match in the younger half, then in the older."""
-        for automaton in (self._younger, self._elder):
+        for automaton in (self._younger, self._older):
             if automaton.size:
                 yield automaton.match(tokens)
 
 
-@dataclass(slots=True)
-class _Text:
-    """One sequence's known tokens and their automaton."""
+class SuffixText:
+    """One sequence's known tokens and their automaton. Implements ``LookupText``; takes no assumed tokens."""
 
-    prompt_len: int
-    tokens: list[int] = field(default_factory=list)
-    automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    address = 0
+
+    def __init__(self, prompt_len: int, responses: SharedResponses, min_match: int) -> None:
+        self.prompt_len = prompt_len
+        self.tokens: list[int] = []
+        self._automaton = SuffixAutomaton()
+        self._responses, self._min_match = responses, min_match
+
+    @property
+    def size(self) -> int:
+        """See ``LookupText``."""
+        return len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """See ``LookupText``."""
         for token in tokens:
             self.tokens.append(token)
-            self.automaton.add(token)
+            self._automaton.add(token)
 
-
-class SuffixDrafter(Drafter):
-    """Drafts by suffix lookup; a token costs a few dictionary lookups."""
-
-    samples = False
-    reads_hidden_states = False
-    drafts_ahead = False
-    learns = True
-    capabilities = DrafterCapabilities(costless=True, trees=True)
-    Options: ClassVar[type[SuffixOptions]] = SuffixOptions
-
-    def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix") -> None:
-        self.name = name
-        self._shortest = shortest
-        self._texts: dict[str, _Text] = {}
-        self._shared = SharedResponses(memory)
-
-    @classmethod
-    def build(cls, options: SuffixOptions, build_context: DrafterBuildContext) -> SuffixDrafter:
-        """Build the drafter; the build context does not matter."""
-        return cls(options.suffix_max_cached_tokens, options.suffix_min_match)
-
-    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Return a chain, or a tree for a budget with more nodes than levels, for each context with a known suffix."""
-        drafts = []
-        for context, budget in zip(contexts, budgets, strict=True):
-            text = self._texts.setdefault(context.id, _Text(context.prompt_len))
-            text.extend(context.tokens[len(text.tokens) :])
-            if min(budget.depth, budget.max_nodes) < 1:
-                continue
-            tail = text.tokens[-LONGEST:]
-            found = max([text.automaton.own_match(), *self._shared.matches(tail)], key=lambda match: match.length)
-            if found.length >= self._shortest:
-                draft = self._read(context, found, budget)
-                drafts += [draft] if len(draft) else []
-        return drafts
-
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Extend the automata; store the responses of finished sequences."""
-        for commit in commits:
-            text = self._texts.get(commit.id)
-            if text is None or len(text.tokens) != commit.base_len:
-                continue
-            text.extend(commit.tokens)
-            if commit.finish is not None:
-                self._shared.add(text.tokens[text.prompt_len :])
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Drop the automata of finished sequences."""
-        for id in ids:
-            self._texts.pop(id, None)
-
-    def _read(self, context: DraftContext, match: SuffixMatch, budget: DraftBudget) -> Draft:
-        """Return the most probable nodes after the match, by the product of their confidences."""
+    def propose(self, assumed: Sequence[int], budget: DraftBudget) -> LookupNodes:
+        """See ``LookupText``: the most probable nodes after the longest match, by the product of their confidences."""
+        tail = self.tokens[-LONGEST:]
+        match = max([self._automaton.own_match(), *self._responses.matches(tail)], key=lambda each: each.length)
+        if match.length < self._min_match:
+            return NO_NODES
         nodes: list[tuple[int, int, float]] = []  # token, parent, confidence
         waiting = list(_children(match, -1, 0, 1.0, budget))
         heapq.heapify(waiting)
@@ -249,9 +219,43 @@ class SuffixDrafter(Drafter):
                 extended = SuffixMatch(match.automaton, state, match.length + depth)
                 for child in _children(extended, len(nodes) - 1, depth, -value, budget):
                     heapq.heappush(waiting, child)
-        tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
-        shares = np.array([node[2] for node in nodes])
-        return Draft(context.id, len(context.tokens), tokens, parents, (self.name,) * len(nodes), confidence=shares)
+        tokens, parents = tuple([node[0] for node in nodes]), tuple([node[1] for node in nodes])
+        return LookupNodes(tokens, parents, [node[2] for node in nodes])
+
+
+class SuffixDrafter(LookupDrafter):
+    """Drafts by suffix lookup."""
+
+    drafts_ahead = False
+    learns = True
+    capabilities = DrafterCapabilities(costless=True, trees=True)
+    Options: ClassVar[type[SuffixOptions]] = SuffixOptions
+
+    def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix", native: bool = False) -> None:
+        super().__init__(name, native and library.available())
+        self._shortest = shortest
+        self._responses = (lookups.NativeResponses if self.native else SharedResponses)(memory)
+
+    @classmethod
+    def build(cls, options: SuffixOptions, build_context: DrafterBuildContext) -> SuffixDrafter:
+        """Build the drafter."""
+        return cls(options.suffix_max_cached_tokens, options.suffix_min_match, native=build_context.native)
+
+    def new_text(self, prompt_len: int) -> LookupText:
+        """See ``LookupDrafter``."""
+        return self._responses.new_text(prompt_len, self._shortest)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Extend the texts; store the responses of finished sequences."""
+        for commit in commits:
+            text = self.texts.get(commit.id)
+            if text is None or text.size < commit.base_len:
+                continue
+            end = commit.base_len + len(commit.tokens)
+            if text.size < end:
+                text.extend(commit.tokens[text.size - commit.base_len :])
+            if commit.finish is not None:  # a native call may have read tokens after the end
+                self._responses.add(text, text.prompt_len, end)
 
 
 _Node = tuple[float, int, int, int, int, float, int]

@@ -13,7 +13,8 @@ from cospec.ensemble.ensemble import EnsembleDecoder, ProposingEnsemble
 from cospec.ensemble.proposed_tokens import ProposalChains
 from cospec.native.library import PLAIN
 from cospec.native.multi_step import NativeMultiStep, why_not
-from cospec.native.native_request import NativeDrafter, NativeDrafters
+from cospec.native.native_drafter import NativeModel
+from cospec.native.native_request import NativeDrafters
 from cospec.policies.latency.call_latency import ModelCall
 
 TARGET, PROPOSER = 0, 1
@@ -49,7 +50,7 @@ def member_runner(decoder: EnsembleDecoder, chains: ProposalChains) -> NativeMul
     if target is None or proposer is None:
         return None
     cache = MemberCache(decoder.models[PROPOSER], chains)
-    member = NativeDrafter(cache, proposer, decoder.names[PROPOSER], chains=True)
+    member = NativeModel(cache, proposer, decoder.names[PROPOSER], chains=True)
     return NativeMultiStep(target, decoder.verifier, NativeDrafters(None, True, member))
 
 

@@ -75,6 +75,16 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_llama_score": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_llama_stage": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_llama_rollout": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "cospec_ngram_new": ([c_long, c_long], c_void_p),
+    "cospec_suffix_new": ([c_void_p, c_long], c_void_p),
+    "cospec_lookup_free": ([c_void_p], None),
+    "cospec_lookup_size": ([c_void_p], c_long),
+    "cospec_lookup_extend": ([c_void_p, c_void_p, c_long], None),
+    "cospec_lookup_propose": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p], c_long),
+    "cospec_responses_new": ([c_long], c_void_p),
+    "cospec_responses_free": ([c_void_p], None),
+    "cospec_responses_size": ([c_void_p], c_long),
+    "cospec_responses_add": ([c_void_p, c_void_p, c_long, c_long], None),
     "cospec_multi_step": ([c_void_p], c_long),
 }
 

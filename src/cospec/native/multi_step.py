@@ -39,11 +39,11 @@ from cospec.core.verifier import TargetVerifier, wants_prompt_rows
 from cospec.drafters.dynamic_tree import room
 from cospec.native import library, structs
 from cospec.native.library import FORMS, PLAIN, NativeBlend, start
+from cospec.native.native_drafter import NativeDrafter
 from cospec.native.native_request import (
     EDITED,
     NO_ROOM,
     PROMPT_LOGPROBS,
-    NativeDrafter,
     NativeDrafters,
     NativeRequest,
 )
@@ -53,6 +53,7 @@ LONGEST = 16  # steps of one call
 SECONDS = 0.1  # no further step begins that would end later
 STREAM_SECONDS = 0.02  # the same where a request streams: its tokens wait for the end of the call
 NATIVE_OFF = "native off"
+NO_DRAFTER = (0, 0, 0, 0, 0)  # ``NativeDrafter.handles`` of a request without a drafter
 MAX_LOGITS_BYTES = 32 << 20  # of the rows that one call of several steps hands back
 _SLOT = structs.packer(structs.RequestSlot, without="params")  # ``NativeRequest.words`` follow
 _TASK = structs.packer(structs.MultiStepTask)
@@ -81,10 +82,10 @@ class _Slot(NamedTuple):
 
 
 class _Reserved(NamedTuple):
-    """A drafter with pages for a request, and the tokens in its cache."""
+    """A drafter with room for a request, and the number of known tokens that the drafter has read."""
 
     drafter: NativeDrafter
-    cached: int
+    read: int
 
 
 class _Call:
@@ -196,7 +197,7 @@ class NativeMultiStep:
                 length = len(sequence.tokens) + max(ahead, room(budget))
                 lengths.setdefault(drafter.name, []).append((id, length))
         for name, ids in drafting.items():
-            if not drafters[name].kv_cache.model.pages.can_allocate(lengths[name]):
+            if not drafters[name].has_room(lengths[name]):
                 reasons |= dict.fromkeys(ids, NO_ROOM)
         return reasons
 
@@ -256,8 +257,8 @@ class NativeMultiStep:
         ahead = native.tokens_ahead(entry.sequence, steps, longest)
         if not supported and entry.budget.depth and drafter.reason_against(entry, ahead):
             return None
-        cached = drafter.kv_cache.reserve(entry.sequence.id, entry.sequence.tokens, ahead)
-        return None if cached is None else _Reserved(drafter, cached)
+        read = drafter.reserve(entry.sequence, ahead)
+        return None if read is None else _Reserved(drafter, read)
 
     def _add(self, call: _Call, task: VerifyTask, part: SequenceSlice, own: _Reserved | None) -> None:
         """Add a request to a call; its drafter, if any, drafts in the library."""
@@ -265,10 +266,10 @@ class NativeMultiStep:
         sequence = entry.sequence
         native = self._request(sequence)
         known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.num_tokens
-        drafter, fed, depth, handles = None, computed, 0, (0, 0, 0, 0)
+        drafter, fed, depth, handles = None, computed, 0, NO_DRAFTER
         if own is not None:
-            drafter, fed, depth = own.drafter, own.cached, entry.budget.depth
-            handles = *drafter.forward.handles, *drafter.forward.pages(sequence.id)
+            drafter, fed, depth = own.drafter, own.read, entry.budget.depth
+            handles = drafter.handles(sequence.id)
         verified = task.count > 0
         odd = draft is not None and not native.verifies
         deferred = wants_prompt_rows(sequence) or (verified and (native.edits or odd))
@@ -309,7 +310,7 @@ class NativeMultiStep:
         self.working += sum(draft) + sum(score)
         for slot, kept in zip(call.slots, fed, strict=True):
             if slot.drafter is not None:
-                slot.drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
+                slot.drafter.report_read(slot.entry.sequence.id, kept)
         each = tuple(zip(draft, map(add, score, verify), strict=True))
         return self._outputs(call, output[: steps * count * width], logits), StepTimes.of(each)
 

@@ -6,19 +6,15 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cospec.core.interfaces import NativeForward
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter, context_of
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
-from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
-from cospec.drafters.interfaces import DraftCache
 from cospec.native.acceptance import supports, words_of
+from cospec.native.native_drafter import NativeDrafter, NativeLookup, NativeModel
 
 EDITED = "logits processors, such as penalties, bias or masks"
 PROMPT_LOGPROBS = "prompt_logprobs"
-TREE = "tree draft"
 NO_ROOM = "no room in the drafter's KV cache"
-NEAR_LIMIT = "the request is near the drafter's context limit"
 NO_FORWARD = "the drafter has no native forward"
 
 
@@ -57,47 +53,17 @@ class NativeRequest:
         """Read a request that its input processor resolved."""
         params, method_reason = request.sampling, supports(method)
         assert params.max_tokens is not None, "requests are resolved before they are scheduled"
-        cut = "truncated sampling" if params.truncates and not params.greedy else None
         own = "a policy of its own" if request.speculation.policy is not None else None
         return cls(
             request,
             params.edits_logits,
-            cut or own or method_reason,
+            own or method_reason,
             method_reason is None,
             words_of(request, method),
             array("q", params.stop_token_ids),
             len(request.prompt) + params.max_tokens,
             method.stream_kind,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class NativeDrafter:
-    """A drafter that the library runs: its cache, its forward and its name.
-
-    Attributes:
-        chains: drafts chains whatever the budget's shape, as a pool without branches does.
-    """
-
-    kv_cache: DraftCache
-    forward: NativeForward
-    name: str
-    chains: bool
-
-    def reason_against(self, entry: ScheduledRequest, ahead: int) -> str | None:
-        """Return why the library cannot draft for an entry; None where the library can. Pure.
-
-        Args:
-            ahead: tokens after the known tokens that the drafter's cache must have room for.
-        """
-        sequence, budget, known = entry.sequence, entry.budget, len(entry.sequence.tokens)
-        if not (budget.is_chain or self.chains):
-            return TREE
-        if budget.confident or budget.threshold:
-            return "a draft whose length depends on its confidence"
-        if self.kv_cache.backlog_len(sequence.id, known) > CATCH_UP_TOKENS:
-            return "the drafter has a long backlog"
-        return NEAR_LIMIT if known + ahead > self.kv_cache.model.max_len else None
 
 
 class NativeDrafters:
@@ -152,13 +118,22 @@ class NativeDrafters:
     def _read(self, sole: SoleDrafter) -> NativeDrafter | str:
         found = self._known.get(sole.name)
         if found is None:
-            own = sole.drafter.draft_kv_cache
-            forward = None if own is None else own.model.native_forward
-            found = (
-                NO_FORWARD if own is None or forward is None else NativeDrafter(own, forward, sole.name, self.chooses)
-            )
-            self._known[sole.name] = found
+            found = self._known[sole.name] = _native_drafter(sole, self.chooses)
         return found
+
+
+def _native_drafter(sole: SoleDrafter, chains: bool) -> NativeDrafter | str:
+    """Return what runs a drafter in the library, or why nothing does.
+
+    Args:
+        chains: whether the drafter drafts chains whatever the budget's shape.
+    """
+    drafter = sole.drafter
+    if drafter.native_lookups is not None:
+        return NativeLookup(drafter.native_lookups, sole.name)
+    cache = drafter.draft_kv_cache
+    forward = None if cache is None else cache.model.native_forward
+    return NO_FORWARD if cache is None or forward is None else NativeModel(cache, forward, sole.name, chains)
 
 
 def _draft_inputs(

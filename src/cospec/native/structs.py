@@ -154,6 +154,17 @@ VerifyTask = declare(
 )
 VerifyResult = declare("VerifyResult", "int64 num_accepted token bonus invalid")
 
+# csrc/spec/lookup.h
+LookupShape = declare(
+    "LookupShape",
+    """
+    int64 depth max_nodes
+    pointer widths
+    int64 num_widths
+    double threshold
+    """,
+)
+
 # csrc/spec/multi_step.h
 RequestSlot = declare(
     "RequestSlot",
@@ -163,7 +174,7 @@ RequestSlot = declare(
     int64 num_pages
     pointer drafter drafter_cache drafter_pages
     int64 num_drafter_pages
-    pointer stop_tokens
+    pointer lookup stop_tokens
     int64 num_stop_tokens
     uint64 stream_kind
     pointer draft parents q

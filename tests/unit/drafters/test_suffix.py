@@ -10,9 +10,11 @@ import pytest
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, FinishReason
 from cospec.drafters.suffix import LONGEST, ROOT, SharedResponses, SuffixAutomaton, SuffixDrafter
+from cospec.native import library, lookups
 from cospec.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
+NATIVE = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 
 
 def built(*texts: Sequence[int]) -> SuffixAutomaton:
@@ -123,16 +125,29 @@ def test_ended_responses_help_later_requests() -> None:
     assert draft(drafter, [9, 8, 1, 2], DraftBudget(2, 2), "c") is None, "prompts are not shared"
 
 
-def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
-    shared = SharedResponses(40)
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=NATIVE)])
+def test_memory_is_bounded_and_the_oldest_goes_first(native: bool) -> None:
+    responses = lookups.NativeResponses if native else SharedResponses
+    shared = responses(40)
+
+    def matched(end: Sequence[int]) -> int:
+        text = shared.new_text(0, 1)
+        text.extend(end)
+        return len(text.propose((), DraftBudget(9, 9)).tokens)
+
+    def add(tokens: Sequence[int]) -> None:
+        text = shared.new_text(0, 1)
+        text.extend(tokens)
+        shared.add(text, 0, len(tokens))
+
     for n in range(30):
-        shared.add([100 * n + k for k in range(7)])
+        add([100 * n + k for k in range(7)])
         assert shared.size <= 60
-    assert max(match.length for match in shared.matches([2900, 2901])) == 2
-    assert max(match.length for match in shared.matches([0, 1])) == 0
-    shared.add(range(10_000, 10_100))
-    assert shared.size <= 60
-    none = SuffixDrafter(memory=0)
+    assert matched([2900, 2901]) == 5
+    assert matched([0, 1]) == 0
+    add(range(10_000, 10_100))
+    assert shared.size <= 60 and matched([10_097, 10_098]) == 1 and matched([10_001, 10_002]) == 0
+    none = SuffixDrafter(memory=0, native=native)
     draft(none, [1, 2], DraftBudget(1, 1), "a")
     none.commit([Commit("a", 2, (3, 4), (), 3, finish=FinishReason.STOP)])
     none.free(["a"])
