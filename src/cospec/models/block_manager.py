@@ -40,7 +40,7 @@ class BlockPool:
 
     def __init__(self, num_pages: int, page_size: int = 16, prefix_caching: bool = True) -> None:
         self.num_pages, self.page_size, self.prefix_caching = num_pages, page_size, prefix_caching
-        self._free: dict[int, None] = dict.fromkeys(range(num_pages))
+        self._free: dict[int, None] = dict.fromkeys(reversed(range(num_pages)))  # the last one is taken first
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references: dict[int, int] = {}
         self._holdings: dict[str, _Holding] = {}
@@ -155,14 +155,15 @@ class BlockPool:
         assert set(self._idle) <= set(self._key_of), "an idle page cannot be found"
 
     def _take(self, wanted: int | None) -> int:
-        """Take a free page, preferably the page after the sequence's last, so that caches stay contiguous."""
+        """Take a free page, preferably the page after the sequence's last, so that caches stay contiguous.
+
+        Otherwise the latest freed page: the system clears the memory of a page at its first use, which takes time.
+        """
         if wanted is not None and wanted in self._free:
             del self._free[wanted]
             return wanted
         if self._free:
-            page = next(iter(self._free))
-            del self._free[page]
-            return page
+            return self._free.popitem()[0]
         page, _ = self._idle.popitem(last=False)
         key = self._key_of.pop(page)
         del self._page_of[key], self._chain_of[key]
