@@ -32,9 +32,9 @@ from cospec.assembly.drafters_of_node import vocab_size_of
 from cospec.cluster.nodes.keys import make_keys
 from cospec.config import EngineConfig, speculative_config
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.models.loading import load_tokenizer, resolve
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 LENGTH = 4  # tokens per draft

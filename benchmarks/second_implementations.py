@@ -17,7 +17,7 @@ or for the reason in ``REASONS``. The rows of pairs that did not run stay in the
 - ngram, suffix: ``csrc/spec/*_lookup.cpp`` against ``drafters/ngram.py`` and ``drafters/suffix.py``.
 - blend: ``csrc/spec/blend.cpp`` against ``ensemble/blends/``, in the same ensemble.
 - candidates: ``csrc/spec/candidates.cpp`` against ``drafters/pool/candidates.py`` and ``known_token_scores.py``.
-- sampling: ``csrc/ops/sampling.cpp`` against ``core/sampling.py`` and ``core/rng.py``, for sampled trees.
+- sampling: ``csrc/ops/sampling.cpp`` against ``core/sampling.py`` and ``rng/random_streams.py``, for sampled trees.
 - tensors: ``acceptance/tensor/``, which the engine takes on a GPU alone, against ``acceptance/``, here on a CPU.
 """
 

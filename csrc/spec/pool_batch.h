@@ -32,7 +32,7 @@ struct PoolBatch {
     double calibration_prior, min_prob, min_second_prob;
 
     const PoolRequest* requests;  // [R]
-    const uint64_t* streams;      // [R, 6], random streams of the first position, see core/rng.py
+    const uint64_t* streams;      // [R, 6], random streams of the first position, see rng/random_streams.py
     const double*
         calibrations;       // [2, 2, M, 2, bins]: sampled or greedy; first or second candidate; drafter; hits, trials
     const double* weights;  // [R, M], sum to 1 over the drafters that take part; 0 for the others

@@ -5,7 +5,7 @@
 
 namespace cospec {
 
-enum StreamKind { TARGET = 0, DRAFT = 1, ACCEPT = 2, RECOVER = 3 };  // as cospec.core.rng.StreamKind
+enum StreamKind { TARGET = 0, DRAFT = 1, ACCEPT = 2, RECOVER = 3 };  // as cospec.rng.random_streams.StreamKind
 
 // How the target distribution follows from logits. Temperature 0 is a point mass on the most likely token.
 struct SamplingShape {

@@ -111,6 +111,11 @@ class SpeculativeConfig(Options):
         return bool(self.widths) or (self.max_nodes or 0) > self.num_speculative_tokens
 
     @property
+    def drafts(self) -> bool:
+        """Whether there is a drafter whose drafts the policy allows."""
+        return "off" not in (self.method, self.policy)
+
+    @property
     def policy_name(self) -> str:
         """The name of the policy in use."""
         if self.policy != "auto":

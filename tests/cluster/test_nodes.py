@@ -19,9 +19,9 @@ from cospec.cluster.nodes.request_copies import node_seed
 from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, Refused, ToNode, Welcome
 from cospec.config import LinkConfig
 from cospec.core.engine import Engine
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
 from harness.nodes import NodeProcess, Peer, hub_for_tests, on_nodes, peers

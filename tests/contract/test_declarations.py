@@ -9,7 +9,6 @@ import pytest
 from cospec.acceptance.match import Match
 from cospec.bench.systems import SYSTEMS
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.errors import InvalidInput
 from cospec.registry import (
@@ -25,6 +24,7 @@ from cospec.registry import (
     WEIGHT_FORMATS,
     PluginTable,
 )
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 TABLES: dict[str, PluginTable[Any]] = {
     "drafters": DRAFTERS,

@@ -15,10 +15,10 @@ import pytest
 
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.core.interfaces import Executor
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.in_process_executors import InlineExecutor
 from cospec.runtime.messages import DrafterInfo

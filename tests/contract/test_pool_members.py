@@ -13,11 +13,11 @@ import pytest
 
 import cospec
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.in_process_executors import ThreadExecutor

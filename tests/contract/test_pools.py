@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.registry import COMBINERS, ROUTINGS
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import pool_of, toy_drafters
 

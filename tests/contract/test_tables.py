@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.tree import depths
 from cospec.core.types import (
@@ -45,6 +44,7 @@ from cospec.registry import (
     POLICIES,
     PluginTable,
 )
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline
 from harness.toys import toy_engine

@@ -13,7 +13,6 @@ import pytest
 
 from cospec.acceptance.rejection import Rejection
 from cospec.core.engine import Engine
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.submitted_step import SubmittedStep
 from cospec.core.types import Draft, DraftBudget, ScheduledRequest, SchedulerOutput, TargetProbs, VerifyResult
 from cospec.execution.draft_ahead import DraftAhead
@@ -21,6 +20,7 @@ from cospec.execution.draft_buffer import rebase
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.execution.pipelined import Pipelined
 from cospec.policies.goodput.controller import GoodputOptions
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from harness.overlap import under
 from harness.policies import CROWDED, Case, Noted, NotedAndCut, costs
 from harness.toys import verifier_of

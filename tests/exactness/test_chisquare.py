@@ -14,10 +14,10 @@ from scipy.stats import chi2_contingency, kstest
 
 from cospec.acceptance.rejection import Rejection
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind, random_words, to_unit_interval
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind, random_words, to_unit_interval
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.reference import joint_distribution_of

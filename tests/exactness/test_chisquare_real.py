@@ -17,10 +17,10 @@ import torch
 import cospec
 from cospec.acceptance.rejection import Rejection
 from cospec.core.engine import Engine
-from cospec.core.rng import RandomStreams
 from cospec.core.types import Draft, Request, SpeculationParams, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng.random_streams import RandomStreams
 from cospec.runtime.drafter_process_executor import ProcessExecutor
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams

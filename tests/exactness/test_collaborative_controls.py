@@ -15,7 +15,6 @@ from torch import Tensor
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.interfaces import Blend
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, Request, RequestState, SpeculationParams, StepOutput, TargetProbs, VerifyResult
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import EnsembleDecoder
@@ -23,6 +22,7 @@ from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
 from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, adaptive, ensemble_engine, toys, weighted
 from harness.enumerated_draws import total_variation

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from cospec.core.interfaces import ModeComponents
-from cospec.core.rng import Floats, RandomStreams, StreamKind, derive_seed, exponentials
 from cospec.core.types import Draft, Request, ScheduledRequest, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.draft_ahead import DraftAhead
@@ -24,6 +23,7 @@ from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
 from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind, derive_seed, exponentials
 from cospec.sampling_params import SamplingParams
 from cospec.verify.controls import KeepsAll
 from harness.overlap import Picky, under
@@ -189,7 +189,7 @@ def test_choosing_drafts_made_ahead_by_their_tokens_is_seen(acceptance_method: s
 
 MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "one stream": lambda: drawing(OneStream),
-    "q of the tokens before": lambda: patch("cospec.core.draft_parts.part", unshifted),
+    "q of the tokens before": lambda: patch("cospec.drafters.draft_parts.part", unshifted),
 }
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from cospec.core.interfaces import ModeComponents
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import derive_seed
 from cospec.core.types import Draft, Request, ScheduledRequest, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
@@ -18,6 +17,7 @@ from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import DraftRequest
 from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import derive_seed
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.enumerated_draws import Unsound, total_variation

@@ -19,7 +19,6 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import RandomStreams
 from cospec.core.types import BatchState, Draft, DraftBudget, Request, SpeculationParams, TargetProbs, VerifyResult
 from cospec.drafters.medusa import MedusaDrafter
 from cospec.models.medusa_heads import MedusaHeads, MedusaRunner
@@ -28,6 +27,7 @@ from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_build_context import PolicyContext
+from cospec.rng.random_streams import RandomStreams
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.policies import with_policy

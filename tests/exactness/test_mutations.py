@@ -15,11 +15,11 @@ from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.residual import residual
 from cospec.core.model_io import SequenceSlice
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, total_variation
 from harness.reference import joint_distribution_of

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cospec.core.engine import Engine
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.native import library
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import llama_engine, load

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.node_network import Fault, away, every_fault, settle

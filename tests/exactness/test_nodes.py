@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis.strategies import lists, sampled_from
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.node_network import FAULTS, Network, carry, drafts_of, every_fault, settle

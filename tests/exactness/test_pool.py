@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
@@ -31,6 +30,7 @@ from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.verify.enumerated_draws import SharedRandom
 from harness.enumerated_draws import (

@@ -15,10 +15,8 @@ from cospec.acceptance import python_verification
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import verify as tensor
-from cospec.core.device_probs import DeviceProbs
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
-from cospec.core.rng import Floats
 from cospec.core.types import (
     Draft,
     DraftBudget,
@@ -31,6 +29,8 @@ from cospec.core.types import (
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng.device_probs import DeviceProbs
+from cospec.rng.random_streams import Floats
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.statistics import fit

@@ -13,11 +13,11 @@ import pytest
 from cospec.acceptance.recursive import Recursive
 from cospec.acceptance.typical import Typical
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters import dynamic_tree
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, Unsound, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of

@@ -11,9 +11,9 @@ import torch
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.draft_parts import cut
 from cospec.core.engine import Engine
 from cospec.core.types import BatchState, Draft, DraftBudget, Request, SpeculationParams
+from cospec.drafters.draft_parts import cut
 from cospec.drafters.model import ModelDrafter
 from cospec.execution import draft_buffer
 from cospec.execution.draft_buffer import best_path, fit_to_budget

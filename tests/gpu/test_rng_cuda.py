@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.core import rng_torch
-from cospec.core.rng_torch import exponential_sample
+from cospec.rng import torch_draws
+from cospec.rng.torch_draws import exponential_sample
 
 NAN, INF = float("nan"), float("inf")
 DEVICE = torch.device("cuda")
@@ -48,10 +48,10 @@ def test_winners_are_those_of_the_cpu(rows: int, size: int) -> None:
 def test_triton_runs_where_it_is_installed() -> None:
     """The torch code has the same winners on the device; control: another stream has others."""
     weights, stream = torch.ones(16, 5000, dtype=torch.float64), streams(16)
-    with patch("cospec.core.rng_triton.triton_race", side_effect=AssertionError("raced")):
+    with patch("cospec.rng.triton_draws.triton_race", side_effect=AssertionError("raced")):
         with pytest.raises(AssertionError, match="raced"):
             on_device(weights, stream)
-        with patch.object(rng_torch, "_races_by_triton", return_value=False):
+        with patch.object(torch_draws, "_races_by_triton", return_value=False):
             wanted = on_device(weights, stream)
     assert on_device(weights, stream) == wanted
     for changed in range(4):

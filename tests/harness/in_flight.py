@@ -14,9 +14,9 @@ from torch import Tensor
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model, PipelinedModel
 from cospec.core.model_io import BatchOutput, TokenBatch
-from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.types import Commit, FinishReason, Request
 from cospec.core.verifier import TargetVerifier
+from cospec.distributed.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.errors import VerifierLost
 from harness.methods import override
 

@@ -11,9 +11,9 @@ from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.service import NodeService
 from cospec.cluster.nodes.wire import FrameCodec, NodeAnswer, NodeHello, ToVerifier, Welcome
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
 from cospec.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cospec.core.rng import Floats
+from cospec.rng.random_streams import Floats
 from harness.enumerated_draws import BranchTrace, OutputDistribution, Unsound
 
 DEPENDS = "a choice depends on what was drawn ahead in its own step"

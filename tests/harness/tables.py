@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams
 from cospec.core.types import Draft, TargetProbs
+from cospec.rng.random_streams import Floats, RandomStreams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs
 
 Words = tuple[int, ...]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cospec.core.rng import Floats
 from cospec.core.sampling import History, RowBlock, target_probs
+from cospec.rng.random_streams import Floats
 from cospec.sampling_params import SamplingParams
 
 

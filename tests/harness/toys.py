@@ -13,11 +13,11 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request, SpeculationParams
 from cospec.core.verifier import TargetVerifier
 from cospec.models.block_manager import BlockPool
 from cospec.models.toy import EMPTY, ToyModel
+from cospec.rng.random_streams import RandomStreams, derive_seed
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import BranchingRandom, BranchTrace, OutputDistribution, branching_sample
 from harness.stepwise import StepTrace, enumerate_steps

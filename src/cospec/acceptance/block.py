@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from cospec.acceptance.residual import residual, surplus
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 
 
 class Block(AcceptanceMethod):

@@ -13,13 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, shaped
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, ScheduledRequest, TargetProbs, VerifyResult
 from cospec.errors import failure
 from cospec.logits_processors.bitmask import Bitmask
 from cospec.logits_processors.states import ProcessorStates
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind, exponential_sample
 
 NOT_FINITE = "The model's logits are not numbers at this prompt."
 VerifiedDraft = VerifyResult | str

@@ -12,9 +12,9 @@ import numpy as np
 
 from cospec.acceptance.residual import residual
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.tree import children
 from cospec.core.types import Draft, TargetProbs, VerifyResult
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 
 
 class Recursive(AcceptanceMethod):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from cospec.acceptance.residual import residual
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 
 class Rejection(AcceptanceMethod):

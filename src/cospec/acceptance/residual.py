@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cospec.core.rng import Floats
 from cospec.core.types import Draft
+from cospec.rng.random_streams import Floats
 
 
 def surplus(probs: Floats, draft: Draft, node: int, scale: float = 1.0) -> Floats:

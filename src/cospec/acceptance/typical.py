@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.tree import depths, path_to
 from cospec.core.types import Draft, TargetProbs, VerifyResult
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 
 EPSILON = 0.09  # the paper's hard threshold
 DELTA = 0.3  # the paper's factor of exp(-entropy)

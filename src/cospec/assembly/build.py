@@ -27,10 +27,10 @@ from cospec.assembly.sharding import load_target, refuse_shards
 from cospec.config import EngineConfig, EnsembleMember, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
-from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
+from cospec.distributed.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.drafters.pool.options import check_cores
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single

@@ -139,7 +139,7 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
     Raises:
         CospecError: it cannot be built, in one sentence.
     """
-    if speculative.method == "off" or speculative.policy == "off":
+    if not speculative.drafts:
         return None
     host = replace(build_context, threads=config.threads, plugins=config.plugins)
     given, executor = _given_options(speculative), speculative.drafter_executor
@@ -200,7 +200,7 @@ def check_drafters(speculative: SpeculativeConfig) -> None:
     """Refuse wrong options of the drafter, of a pool's members, and of nodes, before any weight is read."""
     nodes = parse(NodesOptions, speculative.drafter_nodes, "speculative_config.drafter_nodes.")
     check_address(BIND, nodes.bind, nodes.keys)
-    if speculative.method == "off" or speculative.policy == "off":
+    if not speculative.drafts:
         return
     drafter = DRAFTERS.load(speculative.method)
     parse(drafter.Options, _given_options(speculative), "speculative_config.")
@@ -211,7 +211,7 @@ def check_drafters(speculative: SpeculativeConfig) -> None:
 
 def methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
     """How errors call it, method and options of the drafter and of a pool's members; what is no method is left out."""
-    if speculative.method == "off" or speculative.policy == "off":
+    if not speculative.drafts:
         return []
     fields = DRAFTERS.load(speculative.method).Options.model_fields
     members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)

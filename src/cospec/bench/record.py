@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from cospec.core.interfaces import Model
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.known_token_scores import token_probabilities
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import top_candidates
 from cospec.ensemble.key_token_calibration import score
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.recorded_drafts import Floats, Ints, RecordedRequest, Recording, requests_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cospec.core.rng import Floats, StreamKey
+from cospec.rng.random_streams import Floats, StreamKey
 from cospec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the scheduler imports no torch

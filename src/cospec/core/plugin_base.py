@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cospec.core.drafter_capabilities import DrafterCapabilities, TokenScores
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.types import (
     BatchState,
@@ -25,6 +24,7 @@ from cospec.core.types import (
 )
 from cospec.logits_processors.bitmask import Bitmask
 from cospec.plugin_options import Options as PluginOptions
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor

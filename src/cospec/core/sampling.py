@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.rng import Floats
-from cospec.core.stats import TokenLogprobs
 from cospec.core.types import DraftContext
 from cospec.logits_processors.bitmask import unpack
 from cospec.logits_processors.states import ProcessorStates, RequestProcessors
 from cospec.native import library
+from cospec.rng.random_streams import Floats
 from cospec.sampling_params import SamplingParams
 
 NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of them costs ten times as much
@@ -178,16 +177,3 @@ def _least_of_nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 def _renormalise(probs: Tensor) -> Tensor:
     return probs / probs.sum(-1, keepdim=True)
-
-
-def logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of ``tokens`` under rows of logits ``[R, V]`` before any processor, and ``top`` others."""
-    values = torch.log_softmax(logits.double(), -1)
-    own = values.gather(-1, torch.tensor(tokens, device=values.device)[:, None])
-    ranks = (values > own).sum(-1) + 1
-    best = values.topk(min(top, values.shape[-1]), -1) if top else None
-    rows = []
-    for row, token in enumerate(tokens):
-        pairs = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True) if best else ()
-        rows.append(TokenLogprobs(token, float(own[row]), int(ranks[row]), tuple(pairs)))
-    return tuple(rows)

@@ -21,10 +21,10 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
 from cospec.logits_processors.states import RequestProcessors
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 
 NO_CALLS: Mapping[str, int] = MappingProxyType({})

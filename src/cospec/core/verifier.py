@@ -13,12 +13,10 @@ from torch import Tensor
 from cospec.acceptance import python_verification
 from cospec.acceptance.python_verification import VerifiedDraft, VerifyTask
 from cospec.acceptance.tensor import verify as tensor
-from cospec.core.device_probs import DeviceProbs
+from cospec.acceptance.token_logprobs import prompt_logprobs, token_logprobs, wants_prompt_rows
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.sampling import logprobs
-from cospec.core.stats import TokenLogprobs
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.errors import failure
@@ -26,6 +24,7 @@ from cospec.native import acceptance as native_acceptance
 from cospec.native import library
 from cospec.native.acceptance import NativeAcceptance
 from cospec.native.library import NativeBlend, Source
+from cospec.rng.device_probs import DeviceProbs
 
 NO_LOGITS = torch.empty(0, 0)
 _Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
@@ -185,10 +184,10 @@ class TargetVerifier:
         """Return the output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
-        prompt = _prompt_logprobs(task, logits) if wants_prompt_rows(entry.sequence) else ()
+        prompt = prompt_logprobs(task, logits) if wants_prompt_rows(entry.sequence) else ()
         if not task.count:
             return StepOutput(entry, None, None, prompt_logprobs=prompt)
-        own = () if params.logprobs is None else _logprobs(task, result, logits, params.logprobs)
+        own = () if params.logprobs is None else token_logprobs(task, result, logits, params.logprobs)
         state = None
         if self.model.hidden_states is not None:
             state = self.model.hidden_states[
@@ -245,31 +244,3 @@ def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSli
         return SequenceSlice(sequence.request.id, start, tokens, (), first_row), 1 if ends else 0
     count = 1 + len(draft.tokens)
     return SequenceSlice(sequence.request.id, start, tokens + draft.tokens, draft.parents, first_row), count
-
-
-def wants_prompt_rows(sequence: RequestState) -> bool:
-    """Return whether the step computes rows of logits that the prompt's log-probabilities are read from."""
-    return sequence.request.sampling.prompt_logprobs is not None and sequence.computed < sequence.prompt_len - 1
-
-
-def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the prompt tokens after the positions that this step computes."""
-    sequence = task.entry.sequence
-    offset = sequence.computed + 1  # the position that the first row predicts
-    first = max(offset, len(sequence.prompt_logprobs) + 1)
-    end = min(sequence.computed + task.entry.num_tokens, sequence.prompt_len - 1) + 1
-    if end <= first:
-        return ()
-    rows = logits[task.first + first - offset : task.first + end - offset]
-    return logprobs(rows, sequence.tokens[first:end], sequence.request.sampling.prompt_logprobs or 0)
-
-
-def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor, top: int) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the accepted tokens and of the next token, with ``top`` others of each position."""
-    tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
-    tokens += [] if result.token is None else [result.token]
-    if not tokens:
-        return ()
-    first = task.verified_rows.start
-    rows = [first, *(first + 1 + node for node in result.path)][: len(tokens)]
-    return logprobs(torch.stack([logits[row] for row in rows]), tokens, top)  # an index would start torch's threads

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, shaped
 from cospec.distributed.messages import Array, Window, WindowOutput
 from cospec.models.stage import StageBatch
+from cospec.rng.random_streams import RandomStreams, StreamKind, exponential_sample
 from cospec.sampling_params import SamplingParams
 
 DRAW = np.dtype(

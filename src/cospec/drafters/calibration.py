@@ -12,7 +12,7 @@ from math import sqrt
 
 import numpy as np
 
-from cospec.core.rng import Floats
+from cospec.rng.random_streams import Floats
 
 BINS = 16  # even in the square root, which separates the many small confidences; certainty has one more
 PRIOR = 8.0  # guesses that the drafter's own probability counts for

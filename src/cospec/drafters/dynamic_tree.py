@@ -20,11 +20,11 @@ import numpy as np
 from torch import Tensor
 
 from cospec.core.plugin_base import base_of
-from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.tree import MAX_NODES, children, path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.sampling_params import SamplingParams
 
 Calibrate = Callable[[Floats], Floats]

@@ -16,11 +16,11 @@ from torch import Tensor
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.rng import Floats
 from cospec.core.sampling import likeliest, softmax
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK, DraftKVCache
 from cospec.native import library
+from cospec.rng.random_streams import Floats
 
 WINDOW = LOOKBACK + 1 + 16  # tokens that are read of a long backlog; the first 16 only give context
 LONG_BACKLOG = 2 * WINDOW  # from here on windows save tokens, even if one of two drafters then drafts and reads all

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import Floats
 from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.rng.random_streams import Floats
 
 
 class LookupNodes(NamedTuple):

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, target_probs
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
@@ -35,6 +34,7 @@ from cospec.models.medusa_heads import (
     resolve_medusa_heads,
 )
 from cospec.plugin_options import WeightOptions
+from cospec.rng.random_streams import RandomStreams, StreamKind, exponential_sample
 
 Paths = tuple[tuple[int, ...], ...]
 """Nodes of a tree, parents first; each node is the ranks from the root down to it."""

@@ -19,7 +19,6 @@ from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.interfaces import Model
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
@@ -32,6 +31,7 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.native.operators import one_torch_thread
 from cospec.plugin_options import ModelOptions
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 
 
 class ModelDrafterOptions(ModelOptions):

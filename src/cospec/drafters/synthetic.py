@@ -25,11 +25,11 @@ from pydantic import Field
 
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import RandomStreams, StreamKind, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.plugin_options import Options
+from cospec.rng.random_streams import RandomStreams, StreamKind, derive_seed
 
 MAX_STORED = 4096  # outputs; the least recently used is dropped first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]

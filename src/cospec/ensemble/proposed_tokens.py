@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cospec.core.rng import Floats
+from cospec.rng.random_streams import Floats
 
 
 @dataclass(frozen=True, slots=True)

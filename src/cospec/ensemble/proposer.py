@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams
-from cospec.core.rng import RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.types import RequestState
 from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
+from cospec.rng.random_streams import RandomStreams, StreamKey, StreamKind, exponential_sample
 
 
 @dataclass(frozen=True, slots=True)

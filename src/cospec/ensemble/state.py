@@ -9,10 +9,10 @@ import numpy as np
 
 from cospec.core.interfaces import Blend
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import StreamKind
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.ensemble.proposed_tokens import Proposal, ProposalChain
+from cospec.rng.random_streams import StreamKind
 
 DraftToVerify = tuple[ScheduledRequest, Draft | None]
 

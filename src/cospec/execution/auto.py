@@ -17,7 +17,6 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.interfaces import ExecutionMode, ModeComponents, WindowsAhead
-from cospec.core.rng import Floats, StreamKind
 from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, RequestState, SchedulerOutput
@@ -25,6 +24,7 @@ from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_outcomes import DraftOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
+from cospec.rng.random_streams import Floats, StreamKind
 
 WINDOW = 64  # steps with drafts that a choice is based on
 TURNS = 2  # windows of each of two compared modes

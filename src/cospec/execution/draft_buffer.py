@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cospec.core.draft_parts import after, below, cut
 from cospec.core.plugin_base import base_of
 from cospec.core.tree import depths
 from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, ScheduledRequest
+from cospec.drafters.draft_parts import after, below, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)

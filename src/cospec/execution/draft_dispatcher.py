@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from cospec.core.interfaces import Executor, ModeComponents
-from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
 from cospec.core.submitted_step import CancellableFuture, FinishedFuture, Future, SubmittedStep
 from cospec.core.tree import MAX_NODES
@@ -26,6 +25,7 @@ from cospec.errors import DrafterLost
 from cospec.execution.acceptance_rate import AcceptanceRate
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest, best_path
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
+from cospec.rng.random_streams import StreamKind, derive_seed
 from cospec.runtime.executor_base import DRAFT_TIMEOUT
 from cospec.runtime.in_process_executors import InlineExecutor
 

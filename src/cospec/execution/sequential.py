@@ -37,8 +37,9 @@ class Sequential:
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Return one output per entry; of each step, where several run as one call.
 
-        This is the only place that decides how a step runs. The multi-step call runs every step of a native target. The
-        drafter drafts for the requests that the call cannot draft for. One forward of the target serves all requests.
+        The multi-step call runs every step of a native target. The drafter drafts for the requests that the call cannot
+        draft for. One forward of the target serves all requests. The overlapped modes draft elsewhere and verify in
+        Python; ``ensemble/native_steps.py`` decides for ensembles.
         """
         components, runner, started = self.components, self.components.multi_step, self.components.clock()
         reason = components.why_no_multi_step

@@ -134,7 +134,7 @@ def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
     Args:
         model: the drafter's model, if the family has a drafter.
     """
-    if speculative.method == "off" or speculative.policy_name == "off":
+    if not speculative.drafts:
         return "off"
     given = speculative.options.get("model", model if DRAFTERS.load(speculative.method).has_kv_cache else None)
     weights = speculative.options.get("quantization") or speculative.options.get("dtype")

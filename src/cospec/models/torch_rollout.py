@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.device_probs import DeviceProbs
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
-from cospec.core.rng import StreamKind
-from cospec.core.rng_torch import exponential_sample, first_largest, signed
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
+from cospec.rng.device_probs import DeviceProbs
+from cospec.rng.random_streams import StreamKind
+from cospec.rng.torch_draws import exponential_sample, first_largest, signed
 
 UNKNOWN = 0  # the token of a batch whose tokens are on the device
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from cospec.acceptance.match import Match
 from cospec.acceptance.python_verification import NOT_FINITE, VerifiedDraft, VerifyTask, edited, masks_of
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
 from cospec.native import library, structs
 from cospec.native.library import Source, start
+from cospec.rng.random_streams import Floats
 
 _TASK, _PARAMS = structs.packer(structs.VerifyTask, without="params"), structs.packer(structs.AcceptanceParams)
 _RESULT_WORDS = structs.words(structs.VerifyResult)

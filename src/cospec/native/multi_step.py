@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from cospec.acceptance.python_verification import NOT_FINITE, VerifyTask
+from cospec.acceptance.token_logprobs import wants_prompt_rows
 from cospec.core.interfaces import Model, NativeForward
 from cospec.core.model_io import SequenceSlice
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import Floats
 from cospec.core.stats import StepTimes
 from cospec.core.tree import chain
 from cospec.core.types import (
@@ -35,7 +35,7 @@ from cospec.core.types import (
     StepOutput,
     VerifyResult,
 )
-from cospec.core.verifier import TargetVerifier, wants_prompt_rows
+from cospec.core.verifier import TargetVerifier
 from cospec.drafters.dynamic_tree import room
 from cospec.native import library, structs
 from cospec.native.library import FORMS, PLAIN, NativeBlend, start
@@ -48,6 +48,7 @@ from cospec.native.native_request import (
     NativeRequest,
 )
 from cospec.native.operators import one_torch_thread
+from cospec.rng.random_streams import Floats
 
 LONGEST = 16  # steps of one call
 SECONDS = 0.1  # no further step begins that would end later

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cospec.core.plugin_base import AcceptanceMethod, Drafter, SoleDrafter, context_of
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.native.acceptance import supports, words_of
 from cospec.native.native_drafter import NativeDrafter, NativeLookup, NativeModel
+from cospec.rng.random_streams import StreamKind
 
 EDITED = "logits processors, such as penalties, bias or masks"
 PROMPT_LOGPROBS = "prompt_logprobs"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.calibration import PRIOR
@@ -26,6 +25,7 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.state import EDGE
 from cospec.native import library, structs
 from cospec.native.library import address, start
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 
 _BATCH = structs.packer(structs.PoolBatch)
 _DRAFTER = structs.packer(structs.LockstepDrafter)

@@ -18,7 +18,6 @@ import torch
 from cospec.core.interfaces import Clock, Model, MultiStepRunner
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import (
     Commit,
     DraftBudget,
@@ -30,6 +29,7 @@ from cospec.core.types import (
     SpeculationParams,
 )
 from cospec.policies.latency.forward import LatencySample
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 MAX_REPEATS = 11

@@ -14,10 +14,10 @@ import msgspec
 
 from cospec.core.drafter_capabilities import DrafterCapabilities, TokenScores
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request
 from cospec.errors import InvalidInput
 from cospec.logits_processors.states import RequestProcessors
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.codec import ProtocolError
 from cospec.sampling_params import SamplingParams
 

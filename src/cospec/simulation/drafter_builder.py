@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import NamedDrafter, check_distributions
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock

@@ -9,11 +9,11 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
-from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.types import DeclaredDistribution, Request, SpeculationParams
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
+from cospec.rng.random_streams import StreamKind, derive_seed
 from cospec.sampling_params import SamplingParams
 
 # The sampling parameters that shape the target distribution, besides ``logit_bias``.

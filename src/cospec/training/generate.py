@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from cospec.core.rng import derive_seed
+from cospec.rng.random_streams import derive_seed
 from cospec.sampling_params import SamplingParams
 from cospec.training.corpus import end_token, save_array
 from cospec.training.trainer import bars

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 
 from cospec.core.engine import Engine
-from cospec.core.rng import StreamKind
 from cospec.core.types import Request, SpeculationParams
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.verify.context import Check, CheckContext, TokenIds, bare_engine, draft_tokens, run

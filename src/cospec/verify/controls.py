@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 
 class NoResidual(AcceptanceMethod):

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from cospec.core.rng import Floats, StreamKey, StreamKind, exponential_sample
+from cospec.rng.random_streams import Floats, StreamKey, StreamKind, exponential_sample
 
 OutputDistribution = dict[Hashable, float]
 OutputT = TypeVar("OutputT", bound=Hashable)
@@ -101,7 +101,7 @@ class ScaledUniform:
 
 @dataclass(frozen=True)
 class BranchingRandom:
-    """Replaces ``cospec.core.rng.RandomStreams``: the same keys, every outcome."""
+    """Replaces ``cospec.rng.random_streams.RandomStreams``: the same keys, every outcome."""
 
     trace: BranchTrace
     base: int | tuple[int, ...]  # several numbers if an output is drafted ahead
@@ -139,7 +139,7 @@ BranchingStream = tuple[BranchingRandom, int, StreamKind, int]
 
 
 def branching_sample(weights: np.ndarray, streams: Sequence[BranchingStream | StreamKey]) -> list[int]:
-    """Replaces ``cospec.core.rng.exponential_sample``; streams of the real generator sample as usual."""
+    """Replaces ``cospec.rng.random_streams.exponential_sample``; streams of the real generator sample as usual."""
     winners = []
     for row, stream in zip(weights, streams, strict=True):
         draws = stream[0]

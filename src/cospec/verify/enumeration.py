@@ -15,7 +15,6 @@ import numpy as np
 
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import AcceptanceMethod, Drafter
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import (
     Commit,
     Draft,
@@ -30,6 +29,7 @@ from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.verify.context import Check, CheckContext, RequestFailed, Target, bare_engine
 from cospec.verify.controls import NoResidual

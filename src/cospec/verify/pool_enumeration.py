@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import DraftContext, Request, SpeculationParams
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import draw
@@ -27,6 +26,7 @@ from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import parse
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, DRAFTERS, ROUTINGS
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.verify.context import Check, CheckContext, RequestFailed, Target, bare_engine
 from cospec.verify.enumerated_draws import (
@@ -62,7 +62,7 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
 
 def pool_options(speculative: SpeculativeConfig) -> PoolOptions | None:
     """Return the options of a configured pool; None for another drafter."""
-    if speculative.method == "off" or not DRAFTERS.load(speculative.method).is_pool:
+    if not speculative.drafts or not DRAFTERS.load(speculative.method).is_pool:
         return None
     options: PoolOptions = parse(PoolOptions, speculative.options, "speculative_config.")
     return options

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from cospec.bench.transformers_systems import load_plain
 from cospec.core.interfaces import Blend
-from cospec.core.rng import RandomStreams, StreamKind, exponentials
 from cospec.core.sampling import History, edit
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype
+from cospec.rng.random_streams import RandomStreams, StreamKind, exponentials
 from cospec.sampling_params import SamplingParams
 from cospec.verify.joint_distribution import JointDistribution, Truncation, joint_distribution
 

@@ -9,9 +9,9 @@ from cospec.acceptance.match import Match
 from cospec.acceptance.recursive import Recursive
 from cospec.acceptance.residual import residual, surplus
 from cospec.acceptance.typical import Typical
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 
 def draft(tokens: tuple[int, ...], parents: tuple[int, ...] | None = None, q: np.ndarray | None = None) -> Draft:

@@ -12,10 +12,10 @@ from cospec.acceptance import python_verification
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor.verify import supports, verify_drafts
-from cospec.core import rng_torch
-from cospec.core.rng import RandomStreams, StreamKind, exponential_sample, random_words, to_unit_interval
 from cospec.core.types import VerifyResult
 from cospec.registry import ACCEPTANCE_METHODS
+from cospec.rng import torch_draws
+from cospec.rng.random_streams import RandomStreams, StreamKind, exponential_sample, random_words, to_unit_interval
 from cospec.sampling_params import SamplingParams
 from harness.verification import CASE, Round, parameters
 
@@ -24,7 +24,7 @@ WORD = st.integers(0, 2**64 - 1)
 
 
 def tensor(*values: int) -> torch.Tensor:
-    return torch.tensor([rng_torch.signed(value) for value in values])
+    return torch.tensor([torch_draws.signed(value) for value in values])
 
 
 @settings(max_examples=60, derandomize=True)
@@ -32,7 +32,7 @@ def tensor(*values: int) -> torch.Tensor:
 def test_words_are_those_of_the_generator(seed: int, stream: int, counter: tuple[int, int, int, int]) -> None:
     places = [tensor(counter[0] + 1, counter[0] + 2), *(tensor(word) for word in counter[1:])]
     found = torch.stack(
-        rng_torch.philox((tensor(seed), tensor(stream)), (places[0], places[1], places[2], places[3])), -1
+        torch_draws.philox((tensor(seed), tensor(stream)), (places[0], places[1], places[2], places[3])), -1
     )
     wanted = random_words(seed, stream, counter, 8).view(np.int64)
     assert found.flatten().tolist() == wanted.tolist()
@@ -43,19 +43,19 @@ def test_words_are_those_of_the_generator(seed: int, stream: int, counter: tuple
 def test_draws_are_those_of_the_streams(seed: int, base: int, ahead: int, branch: int, vocab: int) -> None:
     draws, position, vocab = RandomStreams(seed, base), base + ahead, 1 + vocab % 300
     (wanted,) = draws.uniforms(position, 1, StreamKind.ACCEPT, branch)
-    found = rng_torch.uniforms(tensor(seed), StreamKind.ACCEPT, tensor(position), tensor(branch), tensor(base))
+    found = torch_draws.uniforms(tensor(seed), StreamKind.ACCEPT, tensor(position), tensor(branch), tensor(base))
     assert found.item() == wanted
     weights = np.random.default_rng(vocab).random((2, vocab)) * (np.arange(2) > 0)[:, None]
     for kind, own in ((StreamKind.TARGET, 0), (StreamKind.RECOVER, base)):
         stream = tensor(seed, seed), tensor(kind, kind), tensor(position, position), tensor(own, own)
-        winners = rng_torch.exponential_sample(torch.from_numpy(weights), *stream)
+        winners = torch_draws.exponential_sample(torch.from_numpy(weights), *stream)
         assert winners.tolist() == exponential_sample(weights, [draws.stream(position, kind)] * 2)
 
 
 def test_the_first_of_equal_values_wins() -> None:
     rows = torch.randint(0, 3, (50, 700), generator=torch.Generator().manual_seed(2)).double()
-    assert rng_torch.first_largest(rows).tolist() == [row.index(max(row)) for row in rows.tolist()]
-    assert rng_torch.signed(2**64 - 1) == -1 and rng_torch.signed(5) == 5
+    assert torch_draws.first_largest(rows).tolist() == [row.index(max(row)) for row in rows.tolist()]
+    assert torch_draws.signed(2**64 - 1) == -1 and torch_draws.signed(5) == 5
     words = np.array([0, 2**64 - 1, 2**63], dtype=np.uint64)
     assert to_unit_interval(words).min() > 0
 

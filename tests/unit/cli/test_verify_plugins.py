@@ -33,7 +33,7 @@ import torch
 
 import cospec
 from cospec.acceptance.rejection import Rejection
-from cospec.core.rng import StreamKind
+from cospec.rng.random_streams import StreamKind
 from cospec.core.plugin_base import LogitsProcessor
 from cospec.core.types import VerifyResult
 from cospec.logits_processors.bitmask import ban

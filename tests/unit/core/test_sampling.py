@@ -17,7 +17,6 @@ from cospec.core.sampling import (
     RowBlock,
     edit,
     likeliest,
-    logprobs,
     target_probs,
 )
 from cospec.sampling_params import SamplingParams
@@ -143,18 +142,6 @@ def test_rows_that_are_not_made_of_numbers(bad: float, place: int, dtype: torch.
     logits[1, 7] = 0.0
     assert likeliest(logits)[1] == 7
     assert likeliest(logits[:0]) == []
-
-
-def test_logprobs_are_those_before_any_processor() -> None:
-    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0], [5.0, 5.0, 0.0, -torch.inf]], dtype=torch.float32)
-    first, second = logprobs(logits, [1, 0], 2)
-    wanted = torch.log_softmax(logits.double(), -1)
-    assert (first.token, first.rank) == (1, 3)
-    assert first.logprob == pytest.approx(float(wanted[0, 1]))
-    assert [token for token, _ in first.top] == [2, 3]
-    assert (second.rank, len(second.top)) == (1, 2)
-    assert logprobs(logits, [1, 0], 0)[0].top == ()
-    assert len(logprobs(logits, [1, 0], 20)[0].top) == 4
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from torch import Tensor
 from cospec.acceptance.python_verification import NOT_FINITE
 from cospec.assembly.components import AcceptanceMethods
 from cospec.core.model_io import BatchOutput, SequenceSlice, TokenBatch
-from cospec.core.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Draft, DraftBudget, Request, RequestState, ScheduledRequest, SpeculationParams, StepOutput
 from cospec.core.verifier import TargetVerifier
 from cospec.distributed.messages import Window
+from cospec.distributed.pipeline_parallel_verifier import PipelineParallelVerifier
 from cospec.distributed.stage_sampling import draws_of, window_output
 from cospec.ensemble.blends.weighted import Single
 from cospec.models.stage import StageBatch

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.cross_tokenizer import MappedVocab, token_bytes
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.enumerated_draws import total_variation
 from harness.pools import letters

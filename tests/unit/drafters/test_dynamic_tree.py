@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.tree import children, depths, path_to
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
@@ -17,6 +16,7 @@ from cospec.drafters.calibration import PRIOR, Calibration
 from cospec.drafters.model import ModelDrafter
 from cospec.models.input_batch import check
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.methods import override
 from harness.target_probs import target_probs_of

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.draft_kv_cache import LOOKBACK, DraftKVCache
 from cospec.drafters.known_token_scores import LONG_BACKLOG, WINDOW, score_known_tokens
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.toys import with_pool
 

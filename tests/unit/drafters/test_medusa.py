@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from cospec import LLM, SamplingParams, SpeculationParams
-from cospec.core.rng import StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.medusa import MedusaDrafter, level_paths, sparse_paths
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.medusa_heads import MedusaHeads, MedusaModule, MedusaRunner, output_embedding
 from cospec.models.model_folder import resolve
+from cospec.rng.random_streams import StreamKind
 
 HIDDEN, VOCAB, COUNT = 16, 24, 3
 ACCURACY = ((0.6, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.05))

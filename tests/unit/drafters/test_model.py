@@ -10,11 +10,11 @@ import pytest
 from torch import Tensor
 
 from cospec.core.model_io import TokenBatch
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.target_probs import target_probs_of
 from harness.toys import with_pool

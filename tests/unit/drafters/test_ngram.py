@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.ngram import NgramDrafter, NgramOptions
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 

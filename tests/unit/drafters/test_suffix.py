@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, FinishReason
 from cospec.drafters.suffix import LONGEST, ROOT, SharedResponses, SuffixAutomaton, SuffixDrafter
 from cospec.native import library, lookups
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)

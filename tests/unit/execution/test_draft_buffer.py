@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import (
     Draft,
     DraftBudget,
@@ -15,6 +14,7 @@ from cospec.core.types import (
     ScheduledRequest,
 )
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest, fit_to_budget, rebase
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 

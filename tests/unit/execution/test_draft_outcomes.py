@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.tree import MAX_NODES
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, RequestState, ScheduledRequest
 from cospec.drafters.model import ModelDrafter
@@ -15,6 +14,7 @@ from cospec.execution.acceptance_rate import AcceptanceRate
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest, best_path, fit_to_budget
 from cospec.execution.draft_wait import FEWEST, WAIT_EVERY, DraftWait, OutcomeNodes
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.overlap import under
 from harness.toys import make_request, run_all, tokens_of, toy_engine, with_pool

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cospec.core.plugin_base import LogitsProcessor
-from cospec.core.rng import StreamKind
 from cospec.core.sampling import History, edit
 from cospec.core.types import DraftContext
 from cospec.errors import InvalidInput
 from cospec.logits_processors.bitmask import allow, allow_all, ban, num_words, unpack
 from cospec.logits_processors.states import RequestProcessors
 from cospec.registry import LOGITS_PROCESSORS
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.messages import ContextDecoder, ContextEncoder
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import InputProcessor

@@ -13,12 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec.core.interfaces import Model
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
-from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import softmax
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import library
+from cospec.rng.random_streams import RandomStreams, StreamKind, exponential_sample
 from cospec.sampling_params import SamplingParams
 from harness.methods import override
 

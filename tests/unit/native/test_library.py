@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import DraftContext
 from cospec.drafters import known_token_scores
 from cospec.drafters.known_token_scores import token_probabilities
@@ -22,6 +21,7 @@ from cospec.drafters.pool import candidates
 from cospec.drafters.pool.candidates import top_candidates
 from cospec.errors import InvalidInput
 from cospec.native import library, structs
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 
 built = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")

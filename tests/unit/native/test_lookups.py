@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, FinishReason
 from cospec.drafters.lookup import LookupDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.native import library
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")

@@ -10,7 +10,6 @@ import pytest
 
 from cospec.acceptance.match import Match
 from cospec.core.interfaces import Model
-from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftContext, ScheduledRequest, SchedulerOutput
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.model import ModelDrafter
@@ -18,6 +17,7 @@ from cospec.ensemble.blends.weighted import Single
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
 from cospec.profiling.measure import STEPS_PER_CALL, MeasurementGrid, MultiStepTimer, measure_multi_steps
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load
 

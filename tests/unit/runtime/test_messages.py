@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, FinishReason
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.codec import Codec, ProtocolError, decode_call, encode_call
 from cospec.runtime.messages import (
     VERSION,

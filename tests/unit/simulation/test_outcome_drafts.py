@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.plugin_options import parse
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.outcome_drafts import Guess, branches, outcome_draft
 from cospec.simulation.run import simulate

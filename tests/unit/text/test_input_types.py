@@ -10,7 +10,6 @@ import pytest
 
 from cospec.config import EngineConfig, read_file, read_json, speculative_config
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import derive_seed
 from cospec.core.types import Request, SpeculationParams
 from cospec.errors import InvalidInput
 from cospec.registry import (
@@ -22,6 +21,7 @@ from cospec.registry import (
     Declares,
     PluginTable,
 )
+from cospec.rng.random_streams import derive_seed
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import InputProcessor, make_requests
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 
 from cospec.config import SpeculativeConfig
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.types import Draft, DraftContext
 from cospec.drafters.pool.combiners.combiner import CombineTask
 from cospec.drafters.pool.combiners.mix import Mix
@@ -19,6 +18,7 @@ from cospec.drafters.pool.routing.all import AllDrafters
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.routing import Routing, RoutingInput
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.verify.enumerated_draws import Unsound
 from cospec.verify.enumeration import EXACT, SEEN, toy_target
 from cospec.verify.pool_enumeration import LENGTH, WORDS, error, pool_options

@@ -13,7 +13,6 @@ import torch
 from cospec import LLM, register_blend, register_drafter
 from cospec.acceptance.recursive import Recursive
 from cospec.acceptance.residual import residual
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.tree import children
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
@@ -21,6 +20,7 @@ from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.plugin_options import Options
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.verify import chisquare, enumeration, processors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.core.plugin_base import AcceptanceMethod
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, TargetProbs, VerifyResult
+from cospec.rng.random_streams import RandomStreams, StreamKind
 
 SHARE = 0.3  # of the likeliest token's probability
 

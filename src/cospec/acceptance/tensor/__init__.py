@@ -1,1 +1,1 @@
-"""Acceptance methods in tensor operations, on the device of the logits, with the draws of ``core.rng``."""
+"""Acceptance methods in tensor operations, on the device of the logits, with the draws of ``rng.random_streams``."""

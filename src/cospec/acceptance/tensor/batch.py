@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cospec.acceptance.python_verification import VerifyTask
-from cospec.core.device_probs import DeviceProbs
-from cospec.core.rng import StreamKind
-from cospec.core.rng_torch import exponential_sample, first_largest, signed, uniforms
 from cospec.core.sampling import truncate
 from cospec.core.tree import depths
+from cospec.rng.device_probs import DeviceProbs
+from cospec.rng.random_streams import StreamKind
+from cospec.rng.torch_draws import exponential_sample, first_largest, signed, uniforms
 
 PADDING = -2  # the parent of a node that only fills a row
 

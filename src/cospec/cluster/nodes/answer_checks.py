@@ -12,11 +12,11 @@ import numpy as np
 from cospec.cluster.nodes.wire import NodeDraft, NodeScore, NodeStep, SparseRow
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.plugin_base import base_of
-from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import depths
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.pool.combiners.combiner import Candidate
+from cospec.rng.random_streams import Floats, StreamKind
 from cospec.runtime.codec import ProtocolError
 
 MASS_ERROR = 1e-6  # allowed distance of a distribution's sum from 1

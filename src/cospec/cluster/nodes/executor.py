@@ -18,11 +18,11 @@ from cospec.cluster.nodes.node_session import NodeSession
 from cospec.cluster.nodes.wire import NodeHello
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import FinishedFuture, Future
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.errors import DrafterLost, InvalidInput, words
 from cospec.registry import DRAFTERS
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.codec import ProtocolError
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.executor_base import DrafterExecutor, DrafterRecipe

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cospec.cluster.nodes.wire import TokensUpdate
-from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.types import DraftContext
 from cospec.logits_processors.states import RequestProcessors
+from cospec.rng.random_streams import StreamKind, derive_seed
 from cospec.runtime.messages import ContextStart, request_processors
 from cospec.sampling_params import SamplingParams
 

@@ -35,13 +35,13 @@ from cospec.cluster.nodes.wire import (
     ToNode,
     Welcome,
 )
-from cospec.core.draft_parts import begun
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, base_of
-from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftContext
+from cospec.drafters.draft_parts import begun
 from cospec.drafters.model import likeliest_of
 from cospec.drafters.pool.candidates import distributions, top_candidates
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.codec import ProtocolError
 
 MOST_PROBS = 256  # entries of a distribution for one token step; the verifier draws from these entries

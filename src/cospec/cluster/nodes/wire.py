@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget
 from cospec.errors import CospecError
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.codec import Codec, ProtocolError
 from cospec.runtime.messages import ContextStart
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import DraftContext
 from cospec.drafters.known_token_scores import reads_natively
 from cospec.drafters.pool.combiners.combiner import Candidate
 from cospec.native import library
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 
 _UNUSED: StreamKey = (0, 0, 0, 0, 0, 0)
 HOPELESS = 1e-3  # minimum probability of a second choice

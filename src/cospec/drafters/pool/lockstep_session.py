@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cospec.core.interfaces import Clock
-from cospec.core.rng import Floats
 from cospec.core.submitted_step import Future
 from cospec.core.types import DraftContext
 from cospec.drafters.interfaces import NextLogits, StepwiseDrafter
+from cospec.rng.random_streams import Floats
 
 ResultT = TypeVar("ResultT")
 Draw = Callable[[Floats, Sequence[DraftContext], Sequence[int]], list[int]]

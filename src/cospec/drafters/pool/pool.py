@@ -15,13 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.draft_parts import begun
 from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, SoleDrafter, base_of
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import MISSED
+from cospec.drafters.draft_parts import begun
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.candidates import draw
 from cospec.drafters.pool.combiners.combiner import Combiner, DraftCandidates, VerifiedCandidates
@@ -38,6 +37,7 @@ from cospec.drafters.pool.whole_drafts import WholeDrafts
 from cospec.errors import InvalidInput
 from cospec.plugin_options import parse
 from cospec.registry import COMBINERS, ROUTINGS
+from cospec.rng.random_streams import StreamKind
 
 FIRST, SEVERAL = "drafters of a pool score known tokens", "several drafters of a pool"  # why ``propose`` must draft
 MISSED_STEPS = "a drafter of a pool missed steps"  # the same: native code counts no hits

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from cospec.core.rng import Floats
 from cospec.ensemble.blends.weighted import native_combine, native_reads
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
 from cospec.plugin_options import Options
+from cospec.rng.random_streams import Floats
 
 SEARCH_STEPS = 6  # most exponents that are tried; without success a row stays the target's
 SHORTFALL = 0.95  # the next exponent aims at this share of the bound

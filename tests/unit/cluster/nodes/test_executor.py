@@ -11,8 +11,8 @@ from cospec.assembly.drafters_of_node import build_offers
 from cospec.cluster.nodes.executor import node_info
 from cospec.cluster.nodes.hub_options import NodesOptions
 from cospec.config import EngineConfig
-from cospec.core.rng import StreamKind
 from cospec.errors import CospecError, InvalidInput
+from cospec.rng.random_streams import StreamKind
 from harness.remote_drafters import recipe_of, refusing
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
@@ -29,6 +28,7 @@ from cospec.drafters.pool.routing.routing import Feedback
 from cospec.drafters.pool.tree_builder import TreeBuilder
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
+from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of, toy_drafters
 from harness.target_probs import target_probs_of

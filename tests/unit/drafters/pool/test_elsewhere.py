@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.in_process_executors import ThreadExecutor
 from cospec.sampling_params import SamplingParams

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.plugin_base import SoleDrafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.registry import COMBINERS, ROUTINGS
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of
 from harness.toys import ScriptedDrafter

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cospec.core.plugin_base import SoleDrafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.pool import MISSED_STEPS, PoolDrafter
 from cospec.models.toy import ToyModel
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import pool_of
 

@@ -13,7 +13,6 @@ import cospec
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.interfaces import VocabMapping
@@ -23,6 +22,7 @@ from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.model_folder import resolve
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline, toy_drafters
 

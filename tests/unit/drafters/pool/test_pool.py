@@ -16,7 +16,6 @@ import cospec
 from cospec.core.interfaces import Executor
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugin_base import Drafter
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, SpeculationParams
 from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.model import ModelDrafter
@@ -27,6 +26,7 @@ from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.registry import COMBINERS
+from cospec.rng.random_streams import StreamKind
 from cospec.runtime.in_process_executors import InlineExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import families

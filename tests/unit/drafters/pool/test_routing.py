@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.pool.combiners.combiner import Candidate, DraftCandidates, StepCandidates
@@ -27,6 +26,7 @@ from cospec.models.files.source import OUTPUT_EMBEDDINGS
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import resolve
 from cospec.registry import ROUTINGS
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.gguf_files import write_model
 from harness.gguf_models import MODELS, random_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cospec.core.drafter_capabilities import TokenScores
-from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of
 from harness.toys import ScriptedDrafter

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, NamedTuple, Protocol
 
-from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.routing import Feedback, Similarity
+from cospec.rng.random_streams import Floats, StreamKind
 
 UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
 

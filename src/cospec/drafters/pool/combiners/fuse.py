@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import top_candidates
 from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
@@ -20,6 +19,7 @@ from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, run_loc
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
 from cospec.native import pool_lockstep
+from cospec.rng.random_streams import StreamKind
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.rng import Floats, StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import distributions
@@ -26,6 +25,7 @@ from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.native import pool_lockstep
+from cospec.rng.random_streams import Floats, StreamKind
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cospec.core.rng import StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
+from cospec.rng.random_streams import StreamKind
 
 
 class Union(Combiner):

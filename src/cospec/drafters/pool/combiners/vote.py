@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.core.rng import StreamKind
 from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.pool.combiners.combiner import Combiner, CombineTask
 from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.rng.random_streams import StreamKind
 
 
 class Vote(Combiner):

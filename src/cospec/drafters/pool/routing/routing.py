@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
-from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.plugin_options import Options as PluginOptions
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 
 Similarity = Callable[[int, int], float]  # of two tokens, 0 to 1
 Streams = Callable[[int, int], RandomStreams]  # by seed, and by the committed tokens at the start of a step

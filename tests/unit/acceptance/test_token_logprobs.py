@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cospec.acceptance.token_logprobs import row_logprobs
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import SpeculationParams
 from cospec.drafters.model import ModelDrafter
@@ -100,3 +101,15 @@ def test_trimmed_with_the_tokens() -> None:
     assert tuple(t for event in events for t in event.tokens) == wanted
     assert tuple(row.token for event in events for row in event.logprobs) == wanted
     assert sum(len(event.sources) for event in events) == len(wanted)
+
+
+def test_logprobs_are_those_before_any_processor() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0], [5.0, 5.0, 0.0, -torch.inf]], dtype=torch.float32)
+    first, second = row_logprobs(logits, [1, 0], 2)
+    wanted = torch.log_softmax(logits.double(), -1)
+    assert (first.token, first.rank) == (1, 3)
+    assert first.logprob == pytest.approx(float(wanted[0, 1]))
+    assert [token for token, _ in first.top] == [2, 3]
+    assert (second.rank, len(second.top)) == (1, 2)
+    assert row_logprobs(logits, [1, 0], 0)[0].top == ()
+    assert len(row_logprobs(logits, [1, 0], 20)[0].top) == 4

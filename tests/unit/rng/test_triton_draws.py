@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.core.rng_torch import exponential_sample
+from cospec.rng.torch_draws import exponential_sample
 from harness.triton_compiler import compile_for_gpu
 
 NAN, INF = float("nan"), float("inf")
@@ -30,7 +30,7 @@ def streams(rows: int, seed: int = 0) -> list[Tensor]:
 
 
 def raced(weights: Tensor, stream: list[Tensor]) -> list[int]:
-    from cospec.core.rng_triton import triton_race
+    from cospec.rng.triton_draws import triton_race
 
     winners = triton_race(weights, *stream)
     assert winners.dtype == torch.int64
@@ -107,7 +107,7 @@ def test_tensors_need_not_be_contiguous() -> None:
 
 
 COMPILE = """
-from cospec.core.rng_triton import merge_kernel, race_kernel
+from cospec.rng.triton_draws import merge_kernel, race_kernel
 
 POINTERS = {"weights": "fp64", "scores": "fp64"} | dict.fromkeys(("streams", "places", "contents", "winners"), "i64")
 assert "mul.hi.u64" in compiled(race_kernel, POINTERS, {})

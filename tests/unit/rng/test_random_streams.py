@@ -7,14 +7,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.core.rng import (
+from cospec.native import library
+from cospec.rng.random_streams import (
     RandomStreams,
     StreamKind,
     derive_seed,
     exponential_sample,
     to_unit_interval,
 )
-from cospec.native import library
 
 WEIGHTS = np.array([0.1, 0.2, 0.0, 0.3, 0.4])
 
@@ -103,7 +103,7 @@ def test_the_native_race_has_the_same_winners(size: int) -> None:
     weights[generator.random(weights.shape) < 0.3] = 0.0
     streams = [RandomStreams(row * 77 - 5, row).stream(row % 91, StreamKind(row % 4), row % 7) for row in range(count)]
     fast = exponential_sample(weights, streams)
-    with patch("cospec.core.rng.library.available", lambda: False):
+    with patch("cospec.rng.random_streams.library.available", lambda: False):
         slow = exponential_sample(weights, streams)
     assert fast == slow
     assert all((winner < 0) == (not weights[row].any()) for row, winner in enumerate(fast))

@@ -1,4 +1,4 @@
-"""``rng_torch.exponential_sample`` as two Triton kernels, where torch needs hundreds of launches.
+"""``torch_draws.exponential_sample`` as two Triton kernels, where torch needs hundreds of launches.
 
 A program computes one *part* of a row, whose length is fixed. So a row's result does not depend on other rows.
 """
@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cospec.core import rng_torch
+from cospec.rng import torch_draws
 
 PART = tl.constexpr(1024)  # weights of a program
-WORDS = tl.constexpr(rng_torch.WORDS)
-ROUNDS = tl.constexpr(rng_torch.ROUNDS)
-FIRST_FACTOR, SECOND_FACTOR = (tl.constexpr(word) for word in rng_torch.MULTIPLIERS)
-FIRST_STEP, SECOND_STEP = (tl.constexpr(word) for word in rng_torch.KEY_STEPS)
-TO_UNIT = tl.constexpr(rng_torch.TO_UNIT)
-HALF_STEP = tl.constexpr(rng_torch.HALF_STEP)
+WORDS = tl.constexpr(torch_draws.WORDS)
+ROUNDS = tl.constexpr(torch_draws.ROUNDS)
+FIRST_FACTOR, SECOND_FACTOR = (tl.constexpr(word) for word in torch_draws.MULTIPLIERS)
+FIRST_STEP, SECOND_STEP = (tl.constexpr(word) for word in torch_draws.KEY_STEPS)
+TO_UNIT = tl.constexpr(torch_draws.TO_UNIT)
+HALF_STEP = tl.constexpr(torch_draws.HALF_STEP)
 LAST = tl.constexpr(2**63 - 1)  # no place is larger
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}  # every rounding is as written
 
@@ -29,7 +29,7 @@ NOT_A_NUMBER = tl.constexpr(2)
 
 
 def triton_race(weights: Tensor, seeds: Tensor, kinds: Tensor, positions: Tensor, bases: Tensor) -> Tensor:
-    """See ``rng_torch.exponential_sample``."""
+    """See ``torch_draws.exponential_sample``."""
     rows, size = weights.shape
     parts = -(-size // PART.value)
     streams = torch.stack([seeds, kinds, positions, bases])
@@ -45,7 +45,7 @@ def triton_race(weights: Tensor, seeds: Tensor, kinds: Tensor, positions: Tensor
 
 @triton.jit
 def _philox(k0, k1, c0, c1, c2, c3):
-    """Return the four words of each block, see ``rng_torch.philox``; all words are uint64."""
+    """Return the four words of each block, see ``torch_draws.philox``; all words are uint64."""
     for _ in tl.static_range(ROUNDS):
         h0, l0 = tl.umulhi(c0, FIRST_FACTOR), c0 * FIRST_FACTOR
         h1, l1 = tl.umulhi(c2, SECOND_FACTOR), c2 * SECOND_FACTOR
@@ -97,7 +97,7 @@ def race_kernel(weights, streams, scores, places, contents, size):
 def merge_kernel(scores, places, contents, winners, parts, WIDTH: tl.constexpr):
     """Write the winner of a row's parts; grid ``(R,)``.
 
-    A row with a weight that is not a number has no winner, as in ``rng_torch.exponential_sample``.
+    A row with a weight that is not a number has no winner, as in ``torch_draws.exponential_sample``.
 
     Args:
         scores, places, contents: of ``race_kernel``.

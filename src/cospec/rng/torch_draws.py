@@ -1,4 +1,4 @@
-"""The draws of ``core.rng`` in tensor operations: Philox4x64 in wrapping 64-bit integers, with equal words.
+"""The draws of ``rng.random_streams`` in tensor operations: Philox4x64 in wrapping 64-bit integers, with equal words.
 
 Signed integers hold the bits of unsigned words, because tensors have no full unsigned arithmetic.
 """
@@ -71,7 +71,7 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
         seeds, kinds, positions, bases: ``[R]``, of each row's stream; the base of a target stream is 0.
     """
     if weights.is_cuda and _races_by_triton(weights.device):
-        from cospec.core.rng_triton import triton_race  # other devices need no Triton
+        from cospec.rng.triton_draws import triton_race  # other devices need no Triton
 
         return triton_race(weights, seeds, kinds, positions, bases)
     vocab_size = weights.shape[-1]

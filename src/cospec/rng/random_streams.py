@@ -1,4 +1,4 @@
-"""The one place that draws random numbers; ``core/rng_torch.py`` makes the same draws in tensor operations.
+"""The one place that draws random numbers; ``rng/torch_draws.py`` makes the same draws in tensor operations.
 
 Every draw is a function of seed, kind and position. For all kinds except ``TARGET`` a draw is also a function of the
 branch and of the number of committed tokens at the start of the step. A counter-based generator (Philox) has seed and

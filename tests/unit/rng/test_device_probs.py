@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.core.device_probs import DeviceProbs
-from cospec.core.rng import Floats
+from cospec.rng.device_probs import DeviceProbs
+from cospec.rng.random_streams import Floats
 from cospec.runtime.codec import Codec
 
 HOST = np.random.default_rng(0).dirichlet(np.ones(5), size=(3, 4))  # sequences, steps

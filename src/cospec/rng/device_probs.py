@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # types need no torch
     from torch import Tensor
 
-    from cospec.core.rng import Floats
+    from cospec.rng.random_streams import Floats
 
 
 class DeviceProbs(NDArrayOperatorsMixin):
