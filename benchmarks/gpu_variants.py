@@ -31,7 +31,7 @@ VARIANTS = {
     "pointwise": Variant(patched=lambda: patch("cospec.models.llama.pointwise_on", lambda device: TorchPointwise())),
     "graphs": Variant(patched=lambda: patch("cospec.models.llama.GraphRunner", lambda runner, recorder: runner)),
     "race": Variant(
-        patched=lambda: patch("cospec.rng.torch_draws._races_by_triton", lambda device: False), drafted=True
+        patched=lambda: patch("cospec.rng.torch_draws.races_by_triton", lambda device: False), drafted=True
     ),
 }
 """By what the variant lacks: Triton's attention, Triton's norms and gates, CUDA graphs, Triton's draws."""

@@ -71,6 +71,7 @@ REPORTS = {
             ("Servers under Poisson arrivals", "same_speed_http"),
             ("The same, more turns", "same_speed_http_again"),
             ("The same on AVX2, with HTTP parsed by httptools", "same_speed_http_avx2"),
+            ("Decisions of goodput on simulated loads of that commit", "same_decisions"),
         ),
     ),
     "servers": Report(

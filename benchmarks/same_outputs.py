@@ -55,6 +55,17 @@ def environment(checkout: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(checkout / "src")}
 
 
+def commit(checkout: Path) -> str:
+    """Return the short hash of a checkout's commit."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def named(checkout: Path) -> list[str]:
+    """Return the command line with the word CHECKOUT in place of a path of this machine."""
+    return ["CHECKOUT" if each == str(checkout) else each for each in sys.argv]
+
+
 def offline(checkout: Path, texts: list[str]) -> list[Any]:
     """Text, token ids, finish reason and log-probabilities of every output of ``LLM.generate``."""
     given = {"methods": METHODS, "params": PARAMS, "prompts": texts, "tokens": TOKENS}

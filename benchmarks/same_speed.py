@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import DOMAINS, ROOT, Samples, prompts, write
-from benchmarks.same_outputs import environment, server
+from benchmarks.same_outputs import commit, environment, named, server
 
 DRAFTER = {"method": "draft_model", "model": "zoo:drafter"}
 POOLS: Mapping[str, Mapping[str, Any]] = {
@@ -235,12 +235,9 @@ def main() -> None:
     for row in cells.rows():
         table.add_row(row["cell"], str(row["turns"]), f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
     Console(width=120).print(table)
-    sys.argv = ["CHECKOUT" if each == str(options.checkout) else each for each in sys.argv]  # no path of this machine
+    sys.argv = named(options.checkout)
     settings = {name: value for name, value in vars(options).items() if name != "checkout"}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=checkouts["theirs"], capture_output=True, text=True, check=True
-    )
-    found = {"other_commit": commit.stdout.strip(), "options": settings, "rows": cells.rows()}
+    found = {"other_commit": commit(checkouts["theirs"]), "options": settings, "rows": cells.rows()}
     print("written to", write(options.name, found))
 
 

@@ -72,7 +72,7 @@ def roofline(found: Found) -> Iterator[str]:
     yield from heading("", "MB / token", "least ms / token", "ms / token", "share, forwards", "share, all")
     for run in found["runs"]:
         times = [run[key] for key in ("megabytes_per_token", "floor_ms_per_token", "ms_per_token")]
-        shares = [f"{run[key]:.0%}" for key in ("share_of_target", "share_of_round")]
+        shares = [f"{run[key]:.0%}" for key in ("share_of_target", "share_of_step")]
         yield line(run["label"], *(f"{value:.2f}" for value in times), *shares)
 
 
@@ -245,6 +245,18 @@ def same_speed(found: Found) -> Iterator[str]:
         yield line(mode, f"`{configuration}`", ", ".join(load), str(row["turns"]), interval(row))
 
 
+def same_decisions(found: Found) -> Iterator[str]:
+    """Draft lengths of goodput in two checkouts, and ratios of their simulated latencies."""
+    other = found["other_commit"]
+    yield from heading(
+        "scenario", "variant", "load", f"tokens a draft, {other}", "now", "mean latency", "99th percentile"
+    )
+    for row in found["rows"]:
+        lengths = [f"{row[key]:.2f}" for key in ("length_before", "length")]
+        ratios = [interval(row[key]) for key in ("mean", "p99")]
+        yield line(row["scenario"], f"`{row['variant']}`", f"{row['load']:g}", *lengths, *ratios)
+
+
 def policy_cost(found: Found) -> Iterator[str]:
     """Time of planning and learning, and their share of a step."""
     yield from heading("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
@@ -319,6 +331,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "gguf_server_q4_0": weight_tables.gguf_server,
     "gguf_server_q8_0": weight_tables.gguf_server,
     "same": same_speed,
+    "same_decisions": same_decisions,
     "policy_cost": policy_cost,
     "second_implementations": second_implementations,
     "policy_gain": policy_gain,

@@ -63,6 +63,7 @@ const std::vector<Layout>& layouts() {
         LAYOUT(RequestSlot, draft_len, num_known, num_computed, num_fed, num_left, first_logit, deferred, pages,
             num_pages, drafter, drafter_cache, drafter_pages, num_drafter_pages, lookup, stop_tokens, num_stop_tokens,
             stream_kind, draft, parents, q, params),
+        LAYOUT(OutputHeader, draft_len, num_accepted, token, bonus),
         LAYOUT(MultiStepTask, target, cache, slots, tokens, num_slots, num_drafting, max_draft_len, max_steps,
             time_limit, wakeup_fd, output, output_width, num_fed, seconds, logits, blend_form, blend_weights,
             divergences),

@@ -12,7 +12,7 @@ namespace cospec {
 
 namespace {
 
-constexpr long HEADER = 4;  // words of an output row before its tokens or nodes
+constexpr long HEADER = sizeof(OutputHeader) / sizeof(int64_t);
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -241,8 +241,8 @@ struct MultiStepRunner {
         SlotState& state = workspace.states[i];
         const int64_t* drafted = draft_tokens(i);
         const long n = num_drafted(i), accepted = result.num_accepted;
-        const int64_t header[HEADER] = {n, accepted, result.token, result.invalid ? -1 : result.bonus};
-        memcpy(out, header, sizeof header);
+        const OutputHeader header = {n, accepted, result.token, result.invalid ? -1 : result.bonus};
+        memcpy(out, &header, sizeof header);
         if (i < task.num_drafting)
             std::copy(drafted, drafted + n, out + HEADER);
         else

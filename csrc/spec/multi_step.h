@@ -31,6 +31,14 @@ struct RequestSlot {
     AcceptanceParams params;
 };
 
+// An output row of a request and step starts with this. The tokens of a draft that the call made follow, or the
+// accepted nodes of a given draft.
+struct OutputHeader {
+    int64_t draft_len, num_accepted;
+    int64_t token;  // -1 for a deferred request, and for one with more known tokens to compute
+    int64_t bonus;  // -1 where the target distribution is invalid
+};
+
 struct MultiStepTask {
     LlamaModel* target;
     const KVCacheView* cache;
@@ -40,11 +48,9 @@ struct MultiStepTask {
     int64_t max_draft_len, max_steps;  // the length is that of the longest draft that the call makes
     double time_limit;  // seconds; a step starts only if it would end in time at the mean duration so far
     int64_t wakeup_fd;  // no step starts once this file descriptor is readable; negative: none
-    // [max_steps, num_slots, output_width]: draft length, accepted length, next token, bonus flag, then the tokens of a
-    // draft that the call made, or the accepted nodes of a given draft. The token is -1 for a deferred request and for
-    // one with more known tokens to compute. The bonus flag is -1 where the target distribution is invalid.
+    // [max_steps, num_slots, output_width]: an OutputHeader, then tokens or nodes.
     int64_t* output;
-    int64_t output_width;  // 4 and the longest draft
+    int64_t output_width;  // words of the header, and the longest draft
     int64_t* num_fed;      // [num_slots], tokens in the drafter's cache or its lookup at the end
     double* seconds;       // [max_steps, 3]: drafting, scoring, verification
     float* logits;         // room for the target's rows of all steps, step after step; null if the caller reads none

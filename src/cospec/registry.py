@@ -318,7 +318,7 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
     Declares(
         "execution mode",
         "cospec.core.interfaces:ExecutionMode",
-        on_instances=("components", "times", "info", "readable"),
+        on_instances=("components", "info"),
     ),
 )
 EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(

@@ -24,9 +24,9 @@ from cospec.core.types import (
     DraftBudget,
     DraftContext,
     Request,
+    RequestState,
     TargetProbs,
 )
-from cospec.core.types import RequestState as Seq_
 from cospec.drafters.cross_tokenizer import SharedVocab
 from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.ngram import NgramDrafter
@@ -301,7 +301,7 @@ def test_a_blend_is_pure(name: str) -> None:
 def test_a_policy_plans_for_everybody(name: str) -> None:
     cls = POLICIES.load(name)
     policy = cls.build(cls.Options(), PolicyContext(4))
-    sequences = [Seq_(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
+    sequences = [RequestState(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
     for count in (0, 1, 5):
         budgets = policy.plan(BatchState(sequences[:count]))
         assert len(budgets) == count

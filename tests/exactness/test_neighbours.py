@@ -230,8 +230,7 @@ def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) ->
 
 def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]:
     """Patches that make one part of the work raise for the request ``odd`` only."""
-    from cospec.acceptance import python_verification, rejection, typical
-    from cospec.core import verifier
+    from cospec.acceptance import python_verification, rejection, token_logprobs, typical
     from cospec.drafters import model as drafting
 
     def breaking(place: object, name: str, is_odd: Callable[..., bool]) -> Callable[[], AbstractContextManager[object]]:
@@ -246,7 +245,7 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
 
     return {
         "edit": breaking(python_verification, "edit", lambda logits, params, history: params.min_tokens == 2),
-        "logprobs": breaking(verifier, "logprobs", lambda rows, tokens, wanted: wanted == 3),
+        "logprobs": breaking(token_logprobs, "row_logprobs", lambda rows, tokens, wanted: wanted == 3),
         "typical": breaking(typical, "path_to", lambda *_: True),
         "rejection": breaking(rejection, "residual", lambda probs, draft, node: draft.id == "odd"),
         "text": breaking(IncrementalDetokenizer, "take", lambda stream, _: stream.params.min_tokens == 2),

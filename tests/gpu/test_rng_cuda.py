@@ -51,7 +51,7 @@ def test_triton_runs_where_it_is_installed() -> None:
     with patch("cospec.rng.triton_draws.triton_race", side_effect=AssertionError("raced")):
         with pytest.raises(AssertionError, match="raced"):
             on_device(weights, stream)
-        with patch.object(torch_draws, "_races_by_triton", return_value=False):
+        with patch.object(torch_draws, "races_by_triton", return_value=False):
             wanted = on_device(weights, stream)
     assert on_device(weights, stream) == wanted
     for changed in range(4):

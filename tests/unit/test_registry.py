@@ -12,6 +12,7 @@ import pytest
 import cospec
 from cospec.acceptance.match import Match
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.synthetic import SyntheticDrafter
 from cospec.errors import InvalidInput
 from cospec.policies.fixed import Fixed
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, POLICIES, Declares, PluginTable
@@ -22,7 +23,7 @@ REGISTER["acceptance method"] = cospec.register_acceptance_method
 WHOLE: dict[str, tuple[PluginTable[Any], type[Any], tuple[str, ...]]] = {
     "drafter": (
         DRAFTERS,
-        NgramDrafter,
+        SyntheticDrafter,
         ("Options", "samples", "drafts_ahead", "reads_hidden_states", "learns", "build", "propose"),
     ),
     "policy": (

@@ -30,7 +30,12 @@ def prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ..
 
 
 def token_logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor, top: int) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the accepted tokens and of the next token, with ``top`` others of each position."""
+    """Return log-probabilities of the accepted tokens and of the next token.
+
+    Args:
+        logits: ``[R, V]``, rows of the step.
+        top: number of likeliest tokens of each position.
+    """
     tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
     tokens += [] if result.token is None else [result.token]
     if not tokens:
@@ -41,7 +46,13 @@ def token_logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor, top: 
 
 
 def row_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of ``tokens`` under rows of logits ``[R, V]`` before any processor, and ``top`` others."""
+    """Return log-probabilities of tokens before any processor.
+
+    Args:
+        logits: ``[R, V]``, one row per token.
+        tokens: ``[R]``.
+        top: number of likeliest tokens of each position.
+    """
     values = torch.log_softmax(logits.double(), -1)
     own = values.gather(-1, torch.tensor(tokens, device=values.device)[:, None])
     ranks = (values > own).sum(-1) + 1

@@ -158,5 +158,5 @@ def figures(cost: StepCost, steps: Sequence[StepStats], device: Device) -> dict[
         "target_ms_per_token": target / tokens * 1e3,
         "ms_per_token": total / tokens * 1e3,
         "share_of_target": floor / target,
-        "share_of_round": floor / total,
+        "share_of_step": floor / total,
     }

@@ -73,6 +73,6 @@ def _show_roof(about: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> N
         table.add_column(name, justify="right")
     keys = ("megabytes_per_token", "megaflop_per_token", "floor_ms_per_token", "target_ms_per_token", "ms_per_token")
     for run in runs:
-        shares = (f"{run['share_of_target']:.0%}", f"{run['share_of_round']:.0%}")
+        shares = (f"{run['share_of_target']:.0%}", f"{run['share_of_step']:.0%}")
         table.add_row(run["label"], *(f"{run[key]:.2f}" for key in keys), *shares)
     Console().print(table)

@@ -83,6 +83,7 @@ class Drafter(ABC):
         works_elsewhere: other processes do its work, though it is called in this one.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
+        never_alone: why ``drafts_alone`` never names a drafter; empty where it may.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Drafter(ABC):
     works_elsewhere: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False
+    never_alone: str = ""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:

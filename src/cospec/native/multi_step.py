@@ -58,7 +58,7 @@ NO_DRAFTER = (0, 0, 0, 0, 0)  # ``NativeDrafter.handles`` of a request without a
 MAX_LOGITS_BYTES = 32 << 20  # of the rows that one call of several steps hands back
 _SLOT = structs.packer(structs.RequestSlot, without="params")  # ``NativeRequest.words`` follow
 _TASK = structs.packer(structs.MultiStepTask)
-_HEADER = 4  # words of an output row before its tokens or nodes
+_HEADER = structs.words(structs.OutputHeader)
 
 
 class _Slot(NamedTuple):

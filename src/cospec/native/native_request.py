@@ -85,7 +85,9 @@ class NativeDrafters:
         self.reason = "" if whole else "the policy cuts drafts"
         if drafter is None and member is None:
             self.reason = "no drafter"
-        if drafter is not None and whole and not drafter.is_pool:
+        elif drafter is not None and whole and drafter.is_pool:
+            self.reason = drafter.never_alone
+        elif drafter is not None and whole:
             one = self._read(SoleDrafter(drafter.name, drafter))
             self.reason = one if isinstance(one, str) else ""
 

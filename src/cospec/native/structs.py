@@ -181,6 +181,7 @@ RequestSlot = declare(
     AcceptanceParams params
     """,
 )
+OutputHeader = declare("OutputHeader", "int64 draft_len num_accepted token bonus")
 MultiStepTask = declare(
     "MultiStepTask",
     """

@@ -70,7 +70,7 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
         weights: ``[R, V]``, float64.
         seeds, kinds, positions, bases: ``[R]``, of each row's stream; the base of a target stream is 0.
     """
-    if weights.is_cuda and _races_by_triton(weights.device):
+    if weights.is_cuda and races_by_triton(weights.device):
         from cospec.rng.triton_draws import triton_race  # other devices need no Triton
 
         return triton_race(weights, seeds, kinds, positions, bases)
@@ -84,7 +84,8 @@ def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions:
 
 
 @cache
-def _races_by_triton(device: torch.device) -> bool:
+def races_by_triton(device: torch.device) -> bool:
+    """Return whether Triton draws on a device."""
     return not triton_support.why_not(device)
 
 

@@ -28,7 +28,7 @@ def test_shares_are_the_least_time_over_the_measured() -> None:
     assert found["megaflop_per_token"] == pytest.approx(80 / 6 / 1e6)
     assert found["intensity"] == pytest.approx(80 / 180)
     assert found["share_of_target"] == pytest.approx(0.5)
-    assert found["share_of_round"] == pytest.approx(0.45)
+    assert found["share_of_step"] == pytest.approx(0.45)
 
 
 def test_arithmetic_binds_where_it_takes_longer() -> None:

@@ -77,16 +77,19 @@ class PoolConfig:
         choice = RoutingInput(priced, most, ready, context.seed, base, self.unscored, loads)
         return free, choice.heaviest(inf) if self.allots else self.routing.route(draft_task.record.weights, choice)
 
+    @property
+    def may_draft_alone(self) -> bool:
+        """Whether one drafter's draft can be the combined draft; otherwise combiner or routing need every draft."""
+        return self.combiner.follows_heaviest and not self.routing.learns and self.similarity is None
+
     def alone(
         self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]
     ) -> tuple[int, list[int]] | None:
         """Return the one drafter with a cost that takes part, and the heavier drafters without. Pure.
 
-        The combined draft is that drafter's draft, unless a heavier drafter proposes. None: several take part, or the
-        combiner or the routing needs every draft.
+        The combined draft is that drafter's draft, unless a heavier drafter proposes. None: several take part. Called
+        where ``may_draft_alone`` is True.
         """
-        if not self.combiner.follows_heaviest or self.routing.learns or self.similarity is not None:
-            return None
         free, priced = self.chosen(draft_task, weights, loads)
         if len(priced) != 1:
             return None

@@ -188,7 +188,7 @@ class Member:
         """Forget sequences."""
         self._notify("free", ids)
 
-    def begin_round(self) -> None:
+    def begin_step(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
         if self.notices:
             done = [future for future in self.notices if future.done()]

@@ -131,6 +131,7 @@ class PoolDrafter(Drafter):
             setting.similarity if routing.compares else None,
         )
         self.coordinator = Coordinator(pool_config, self.pool_stats)
+        self.never_alone = "" if pool_config.may_draft_alone else SEVERAL
 
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
@@ -167,7 +168,7 @@ class PoolDrafter(Drafter):
         """
         started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
-            member.begin_round()
+            member.begin_step()
         self._known_tokens.collect(self.records)
         budgets, begins = self._continue_all(contexts, budgets)
         self.prepare(contexts, budgets)
@@ -334,6 +335,8 @@ class PoolDrafter(Drafter):
 
     def drafts_alone(self, context: DraftContext, budget: DraftBudget) -> SoleDrafter | str:
         """See ``Drafter``: one member, where the combined draft would be its draft."""
+        if self.never_alone:
+            return self.never_alone
         record = self.records.get(context.id)
         if record is None or self._known_tokens.is_due(record.weights):
             return FIRST
@@ -380,15 +383,14 @@ class PoolDrafter(Drafter):
     def _able(self, context: DraftContext) -> int:
         """Return the members that may take part for a sequence, as bits."""
         present = sum([1 << number for number, member in enumerate(self.members) if member.present])
-        return present if context.drafters is None else present & self._bits(context.drafters)
+        if context.drafters is None:
+            return present
+        return present & sum([1 << number for number, name in enumerate(self.member_names) if name in context.drafters])
 
     def _unscored(self) -> frozenset[int]:
         """Return the drafters that cannot score known tokens now."""
         members = enumerate(self.members)
         return frozenset([number for number, each in members if not (each.costless or each.scores_known_tokens)])
-
-    def _bits(self, names: Sequence[str]) -> int:
-        return sum([1 << number for number, name in enumerate(self.member_names) if name in names])
 
     def _forget_lost(self) -> None:
         """Free all sequences of a drafter that raised, because its state is undefined."""

@@ -33,7 +33,7 @@ from cospec.policies.goodput.controller_states import (
 )
 from cospec.policies.goodput.draft_cache_release import DraftCacheRelease
 from cospec.policies.goodput.draft_shapes import grid_rows
-from cospec.policies.goodput.exploration import LENGTH, PLAIN, ROUNDS, TRIAL_STEPS, ExplorationBudget
+from cospec.policies.goodput.exploration import LENGTH, PLAIN, PROBE_STEPS, TRIAL_STEPS, ExplorationBudget
 from cospec.policies.goodput.length_optimizer import LengthChoice, allocate
 from cospec.policies.goodput.length_problem import LengthProblem, Solve
 from cospec.policies.goodput.level_rates import LevelRates
@@ -300,7 +300,7 @@ class Goodput(Policy):
         if not probed:
             return budgets, 1
         probe = DraftBudget(depth=self._probe_length, max_nodes=self._probe_length)
-        return [probe if place in probed else budget for place, budget in enumerate(budgets)], ROUNDS
+        return [probe if place in probed else budget for place, budget in enumerate(budgets)], PROBE_STEPS
 
     def _other_length(self, rates: Floats, choice: LengthChoice, inputs: LengthInputs) -> list[DraftBudget] | None:
         """Return trial budgets, without drafts or one step shorter or longer, if a trial is due."""
@@ -334,7 +334,7 @@ class Goodput(Policy):
         if not len(idle):
             return ()
         unseen = self.draft_caches.unseen([load.ready[place] for place in idle.tolist()])
-        steps = ROUNDS * self._probe_length * self._costs.token_cost(inputs)
+        steps = PROBE_STEPS * self._probe_length * self._costs.token_cost(inputs)
         costs = self._costs.feeding(unseen) + steps
         drafted = sum(
             self._problem.shapes.sizes[row, :k].sum() for row, k in zip(grid_rows(rates), counts, strict=True)

@@ -17,7 +17,7 @@ from cospec.core.stats import StepStats
 from cospec.policies.goodput.length_optimizer import Floats, Ints, LengthChoice, StepLimits
 
 LENGTH = 2
-ROUNDS = 3  # steps of a probe: enough to justify feeding the drafter
+PROBE_STEPS = 3  # steps of a probe: enough to justify feeding the drafter
 MOST = 4  # sequences per probe: more cost more, but reveal little more about all sequences
 EVERY = 64  # steps between two probes
 LONG = 1024  # steps with drafts only, or without any, after which the time of the other kind is unknown
@@ -86,12 +86,13 @@ class ExplorationBudget:
         return None
 
     def choose(self, idle: Ints, costs: Floats, given: StepLimits, drafted: int, rate: float) -> Sequence[int]:
-        """Return the indices of the idle sequences to draft for in the next ``ROUNDS`` steps, as many as the allowance
-        covers.
+        """Return the indices of the idle sequences to draft for in the next ``PROBE_STEPS`` steps.
+
+        As many as the allowance covers.
 
         Args:
             idle: ``[m]``, indices of sequences without a draft that an optimistic rate would draft for.
-            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``ROUNDS`` steps, feeding included.
+            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``PROBE_STEPS`` steps, feeding included.
             drafted: draft tokens in the step without probes.
             rate: expected acceptance rate of the probes.
         """
@@ -105,9 +106,9 @@ class ExplorationBudget:
         order = order[: len(counts)]
         verify = given.verified[drafted + LENGTH * counts] - given.verified[drafted]
         levels = given.levels[min(LENGTH, len(given.levels) - 1)] if not drafted else 0.0
-        spent = np.cumsum(costs[order]) + ROUNDS * (verify + levels)
+        spent = np.cumsum(costs[order]) + PROBE_STEPS * (verify + levels)
         undrafted = (given.seconds + float(given.verified[0])) / given.tokens  # seconds per token without drafts
-        lost = np.maximum(spent - ROUNDS * counts * (rate + rate * rate) * undrafted, 0.0)
+        lost = np.maximum(spent - PROBE_STEPS * counts * (rate + rate * rate) * undrafted, 0.0)
         affordable = int((lost <= self._seconds).sum())
         if not affordable:
             return []

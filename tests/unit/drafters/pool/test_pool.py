@@ -182,9 +182,9 @@ def test_failing_or_late_drafter_rests_and_returns(combiner: str, late: bool, mo
         if self is member:
             resting.append(self.rest > 0)
 
-    called, begun = Member.call, Member.begin_round
+    called, begun = Member.call, Member.begin_step
     monkeypatch.setattr(Member, "call", breaks)
-    monkeypatch.setattr(Member, "begin_round", counted)
+    monkeypatch.setattr(Member, "begin_step", counted)
     found = llm.generate(["def add(a, b):"], params)
     assert found[0].outputs[0].token_ids == wanted[0].outputs[0].token_ids
     assert pool.left_out() == {"code": 0, "math": 3}

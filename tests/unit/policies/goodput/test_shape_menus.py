@@ -18,7 +18,7 @@ from harness.execution import World, sequences, steady
 DEAR = LatencyModels(
     ForwardLatency(2e-8, (4e-4,), (), 0, 2e-2), ForwardLatency(2e-9, (1e-4,), (), 0, 5e-3)
 )  # a pass of the drafter takes a quarter of the target's
-ROUNDS = 1200
+STEPS = 1200
 
 
 @dataclass
@@ -57,7 +57,7 @@ def test_trees_where_second_choices_are_right(further: float, branches: bool) ->
     made = policy(trees=True, probe_share=0.0)
     world = Siblings(DEAR, steady(0.5, 0.5), 2, further=further)
     first = widest(made)
-    world.play(made, ROUNDS)
+    world.play(made, STEPS)
     assert first > 1
     assert (widest(made) > 1) == branches
     assert made.acceptance.overall == pytest.approx(0.5, abs=0.1), "the rate is that of first choices"
@@ -92,6 +92,6 @@ def test_lengths_end_where_positions_fail() -> None:
     found = []
     for by_position in (False, True):
         made, world = policy(per_position=by_position), Falling(DEAR, steady(0.5, 0.5), 2)
-        world.play(made, ROUNDS)
-        found.append(float(np.mean(world.lengths[ROUNDS // 2 :])))
+        world.play(made, STEPS)
+        found.append(float(np.mean(world.lengths[STEPS // 2 :])))
     assert found[1] < found[0]
