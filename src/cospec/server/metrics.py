@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,14 +15,15 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from cospec.core.interfaces import Clock
 from cospec.core.types import Event
-from cospec.metrics.engine_counters import price_per_million
+from cospec.metrics.engine_counters import SECONDS_PER_HOUR, price_per_million
 from cospec.runtime.engine_client import EngineStatus
+from cospec.server.cost_meter import CostMeter, prices_of
 from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
-NODE = "node:"  # before the names of drafter nodes, which choose their names
 TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
@@ -74,11 +74,15 @@ STEPS = {
 
 
 class ServerMetrics:
-    """Latencies as the server sees them, and the engine's numbers when they are asked for."""
+    """Latencies as the server sees them, and the engine's numbers when they are asked for.
 
-    def __init__(self, model_name: str) -> None:
-        self._model = model_name
-        self._started, self._tokens = time.monotonic(), 0
+    Attributes:
+        cost_meter: has to note the prices at intervals; a request of the metrics changes nothing.
+    """
+
+    def __init__(self, model_name: str, clock: Clock = time.monotonic) -> None:
+        self._model, self._tokens = model_name, 0
+        self.cost_meter = CostMeter(clock)
         self._registry = CollectorRegistry()
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram(
@@ -108,10 +112,7 @@ class ServerMetrics:
 
         The server counts the tokens, because an engine's count starts again with its process.
         """
-        prices = Counter(engine["prices"])
-        for node in engine.get("nodes", ()):
-            prices[NODE + node["node"]] += node["cost_per_hour"]
-        prices = Counter({name: price for name, price in prices.items() if price})
+        prices = prices_of(engine)
         if not prices:
             return []
         per_hour = GaugeMetricFamily(
@@ -119,8 +120,7 @@ class ServerMetrics:
         )
         for name, cost in prices.items():
             per_hour.add_metric([self._model, name], cost)
-        seconds = time.monotonic() - self._started
-        price = price_per_million(sum(prices.values()), self._tokens, seconds)
+        price = price_per_million(self.cost_meter.spent(prices), self._tokens, SECONDS_PER_HOUR)
         per_million = GaugeMetricFamily(
             PREFIX + "price_per_million_tokens", "Price of output tokens since the start.", labels=["model_name"]
         )

@@ -15,6 +15,7 @@ from cospec.config import EngineConfig
 from cospec.core.types import Event
 from cospec.metrics.engine_counters import EngineMetrics, merge, price_per_million
 from cospec.runtime.engine_client import EngineStatus
+from cospec.server.cost_meter import CostMeter
 from cospec.server.metrics import ServerMetrics
 from cospec.server.node_metrics import COUNTERS, GAUGES
 from cospec.simulation.run import simulate
@@ -72,6 +73,43 @@ def test_each_connection_of_a_node_has_its_price() -> None:
         'cospec:cost_per_hour{component="node:peer",model_name="m"} 2.0',
         'cospec:cost_per_hour{component="node:target",model_name="m"} 0.001',
     }
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_machines_cost_while_they_take_part() -> None:
+    """A node joins after an hour and leaves an hour later; what is asked in between changes nothing."""
+    clock = Clock()
+    meter = CostMeter(clock)
+    alone, both = {"target": 4.0}, {"target": 4.0, "node:a": 1.0}
+    assert meter.spent(alone) == 0.0
+    meter.note(alone)
+    for prices, expected in ((both, 4.0), (alone, 9.0), (alone, 13.0)):
+        clock.now += 3600.0
+        assert meter.spent(both) == pytest.approx(expected)
+        assert meter.spent({}) == pytest.approx(expected)
+        meter.note(prices)
+    metrics = ServerMetrics("m", clock)
+    write(metrics, 1000)
+    metrics.cost_meter.note(alone)
+    clock.now += 1800.0
+    engine = asdict(EngineMetrics(prices=both))  # the node has just joined
+    text = metrics.render(engine, EngineStatus(True, 0, 0, 0)).decode()
+    assert 'cospec:price_per_million_tokens{model_name="m"} 2000.0' in text
+
+
+def test_first_prices_hold_from_the_start() -> None:
+    clock = Clock()
+    meter = CostMeter(clock)
+    clock.now += 1800.0
+    assert meter.spent({"target": 4.0}) == pytest.approx(2.0)
+    meter.note({"target": 4.0})
+    assert meter.spent({}) == pytest.approx(2.0)
 
 
 def test_an_engine_that_starts_again_changes_no_price() -> None:

@@ -1,0 +1,48 @@
+"""The cost of a server's machines, which may join, leave and change their number while the server runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cospec.core.interfaces import Clock
+from cospec.metrics.engine_counters import SECONDS_PER_HOUR
+
+NODE = "node:"  # before the names of drafter nodes, which choose their names
+
+
+class CostMeter:
+    """Adds up prices over time. Prices hold from their ``note`` to the next; the first prices hold from the start."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock, self._since = clock, clock()
+        self._spent = 0.0
+        self._per_hour: float | None = None  # of all machines, since the latest note
+
+    def note(self, prices: Mapping[str, float]) -> None:
+        """Note the present prices per hour, by component."""
+        self._spent = self.spent(prices)
+        self._since, self._per_hour = self._clock(), sum(prices.values())
+
+    def spent(self, prices: Mapping[str, float]) -> float:
+        """Return the cost since the start; changes nothing.
+
+        Args:
+            prices: the present prices, which count where none were noted.
+        """
+        per_hour = sum(prices.values()) if self._per_hour is None else self._per_hour
+        return self._spent + per_hour * (self._clock() - self._since) / SECONDS_PER_HOUR
+
+
+def prices_of(engine: Mapping[str, Any]) -> dict[str, float]:
+    """Return the price per hour of each component with a price.
+
+    Args:
+        engine: ``EngineMetrics`` as a dictionary.
+    """
+    prices = Counter(engine["prices"])
+    for node in engine.get("nodes", ()):
+        prices[NODE + node["node"]] += node["cost_per_hour"]
+    return {name: price for name, price in prices.items() if price}
