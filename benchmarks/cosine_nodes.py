@@ -63,11 +63,11 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "mixture token by token": (4, {**WHOLE, "combiner": "mix", "execution_mode": "sequential"}),
     "without pipelining": (4, {**WHOLE, "execution_mode": "sequential"}),
     "drafting ahead": (4, {**WHOLE, "execution_mode": "draft-ahead"}),
-    "after outcomes": (4, {**WHOLE, "execution_mode": "draft-outcomes"}),
+    "after outcomes": (4, {**WHOLE, "execution_mode": "draft-for-outcomes"}),
     "auto": (4, {**WHOLE, "execution_mode": "auto"}),
-    "after outcomes, vote": (4, {"combiner": "vote", "routing": "hedge", "execution_mode": "draft-outcomes"}),
-    "after outcomes, 2 nodes": (2, {**WHOLE, "execution_mode": "draft-outcomes"}),
-    "after outcomes, one drafter": (1, {**WHOLE, "execution_mode": "draft-outcomes"}),
+    "after outcomes, vote": (4, {"combiner": "vote", "routing": "hedge", "execution_mode": "draft-for-outcomes"}),
+    "after outcomes, 2 nodes": (2, {**WHOLE, "execution_mode": "draft-for-outcomes"}),
+    "after outcomes, one drafter": (1, {**WHOLE, "execution_mode": "draft-for-outcomes"}),
     "goodput": (4, ADAPTIVE),
     "goodput without adaptive participation": (4, {**ADAPTIVE, "policy_options": {"choose_drafters": False}}),
     "CoSine, 2 nodes": (2, WHOLE),
@@ -106,7 +106,7 @@ class SlowTarget:
 class Slow(Drafter):
     """A drafter that takes at least some seconds per draft token."""
 
-    samples, drafts_ahead, reads_hidden_states, learns, drafts_outcomes = True, True, False, True, True
+    samples, drafts_ahead, reads_hidden_states, learns, drafts_for_outcomes = True, True, False, True, True
 
     def __init__(self, drafter: Drafter, seconds: float) -> None:
         self.name, self._drafter, self._seconds = drafter.name, drafter, seconds

@@ -68,9 +68,17 @@ MODELS = {
         Model("Qwen3-4B", "qwen3", 2560, 36, 9728, 32, 8, 151936, 128),
     )
 }
-TYPES = ("q4_0", "q4_k_m", "q8_0")
-FILE_TYPES = {"q4_0": 2, "q4_k_m": 15, "q8_0": 7}  # of most weights of a file, as llama.cpp numbers the types
-SCALES = {"q4_0": {0: 0.004}, "q8_0": {0: 0.0003}, "q4_k": {0: 1e-4, 2: 7e-4}, "q6_k": {208: 1e-5}}
+TYPES = ("q4_0", "q4_k_m", "q8_0")  # that are compared with llama.cpp
+FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25}
+"""Of most weights of a file, as llama.cpp numbers the types."""
+SCALES = {
+    "q4_0": {0: 0.004},
+    "q8_0": {0: 0.0003},
+    "q4_k": {0: 1e-4, 2: 7e-4},
+    "q5_k": {0: 5e-5, 2: 7e-4},
+    "q6_k": {208: 1e-5},
+    "iq4_nl": {0: 0.0003},
+}
 """Bytes of a block where its float16 scales stand, and the scales."""
 
 

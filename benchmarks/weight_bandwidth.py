@@ -44,12 +44,16 @@ class Format:
 FORMATS = {
     each.name: each
     for each in (
+        Format("fp32", 0.9, dtype="float32"),
         Format("bf16", 0.9),
         Format("fp16", 0.9, dtype="float16"),
         Format("int8", 0.9, quantization="int8"),
         Format("q8_0", 0.9, "q8_0"),
         Format("q4_0", 0.8, "q4_0"),
         Format("q4_k", 0.8, "q4_k_m"),
+        Format("q5_k", 0.8, "q5_k"),
+        Format("q6_k", 0.8, "q6_k"),
+        Format("iq4_nl", 0.8, "iq4_nl"),
     )
 }
 

@@ -188,8 +188,9 @@ def section(results: Results) -> Section:
             "takes 8 ms for any number of requests. So eight nodes cannot be faster than four here. All variants "
             "wrote the same texts. Throughput counts one batch until its last request ends; latency is the mean over "
             "requests. The paper's first part is the whole cooperative generation, which is more than routing.",
-            "*After outcomes* is the mode `draft-outcomes` in place of the pipeline, which no paper here has: drafters "
-            "branch after each token of the draft that the target verifies, and guess the target's next token.",
+            "*After outcomes* is the mode `draft-for-outcomes` in place of the pipeline, which no paper here has: "
+            "drafters branch after each token of the draft that the target verifies, and guess the next token of the "
+            "target.",
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
             "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
             "Other programs used the machine of these two runs, so only large changes count.",

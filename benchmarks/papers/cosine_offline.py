@@ -90,7 +90,7 @@ def throughputs(results: Results) -> Section:
             "of all drafters, CoSine fuses them; trees have at most ten tokens.",
             WHOLE_DRAFTS,
             "CoSine is pipelined and routes by `hedge` (arXiv 2510.20064). *After outcomes* is the mode "
-            "`draft-outcomes` in place of the pipeline, which no paper here has.",
+            "`draft-for-outcomes` in place of the pipeline, which no paper here has.",
             SIZES,
             f"Links take 0 ms; the paper's are below 1 ms, and of 100 Mbit/s between drafters. {inputs()} *Batch* is "
             "the number of requests in the engine for every system. Pipelining halves CoSine's batch in the target; "

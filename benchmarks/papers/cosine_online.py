@@ -51,8 +51,8 @@ def online(results: Results) -> Section:
             "and no refuted window is in the target; DSD's page has several windows and the early exit. Drafts are "
             "recorded, as in the gain by parts. `vote` and `fuse` are pipelined and route by `hedge` (arXiv "
             "2510.20064). `vote` has lengths and numbers of drafters by goodput. `fuse`, CoSine's combiner, has trees "
-            "of at most ten tokens at every load, or of goodput. *After outcomes* is the mode `draft-outcomes`, which "
-            "no paper here has: drafters branch after each token of the draft that the target verifies, with two "
+            "of at most ten tokens at every load, or of goodput. *After outcomes* is the mode `draft-for-outcomes`, "
+            "which no paper here has: drafters branch after each token of the draft that the target verifies, with two "
             "guesses of its next token.",
             SIZES,
             WHOLE_DRAFTS,

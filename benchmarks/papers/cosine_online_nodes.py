@@ -81,7 +81,7 @@ def section(results: Results) -> Section:
             results.sentence(ONLINE, unpipelined),
             LEFT_OUT + ", except with goodput.",
             WHOLE_DRAFTS,
-            "*After outcomes* is the mode `draft-outcomes` in place of the pipeline, which no paper here has.",
+            "*After outcomes* is the mode `draft-for-outcomes` in place of the pipeline, which no paper here has.",
         ),
     )
 

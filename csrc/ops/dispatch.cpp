@@ -84,7 +84,7 @@ const InstructionSet SETS[] = {
     {&kernels_avx2, has_avx2, false},
 #endif
 #if defined(COSPEC_HAS_AVX_VNNI)
-    {&kernels_avx_vnni, has_avx_vnni, true},
+    {&kernels_avx_vnni, has_avx_vnni, false},
 #endif
 #if defined(COSPEC_HAS_AVX512)
     {&kernels_avx512, has_avx512, false},

@@ -39,7 +39,7 @@ class SpeculativeConfig(Options):
         max_nodes: tokens of a draft tree per step, side branches included. None leaves trees to drafter and policy.
         widths: children per tree node at each level. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification: ``sequential``, ``pipelined``, ``draft-ahead`` or
-            ``draft-outcomes``. ``auto`` chooses by measured times.
+            ``draft-for-outcomes``. ``auto`` chooses by measured times.
         drafter_executor: where the drafter runs: in the target's thread (``inline``), in another ``thread`` if
             drafting overlaps verification, in a ``process``, or on drafter nodes (``node``).
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
@@ -230,8 +230,7 @@ class EngineConfig(Options):
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per processor.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
-            ``amx_int8``, ``avx_vnni``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the
-            default.
+            ``amx_int8``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the default.
         cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend; ``--plugin``.
         speculative_config: an object with the keys below; JSON on the command line.

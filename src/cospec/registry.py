@@ -313,7 +313,7 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "sequential": "cospec.execution.sequential:Sequential",
         "pipelined": "cospec.execution.pipelined:Pipelined",
         "draft-ahead": "cospec.execution.draft_ahead:DraftAhead",
-        "draft-outcomes": "cospec.execution.draft_outcomes:DraftOutcomes",
+        "draft-for-outcomes": "cospec.execution.draft_for_outcomes:DraftForOutcomes",
     },
     Declares(
         "execution mode",

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
-from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
+from benchmarks.cluster_process import NODE, REPLICA, ClusterProcess, descendants
 
 from cospec.cluster import state_file
 from harness.completions import complete
@@ -68,6 +68,12 @@ def machine(cluster: ClusterProcess, labels: str = "") -> Iterator[psutil.Proces
 def replicas(pid: int) -> list[int]:
     """Process ids of the target's replicas below a process."""
     actor = REPLICA.format(name=NAME)
+    return [child for child, command in descendants(pid).items() if command.startswith(actor)]
+
+
+def nodes(pid: int) -> list[int]:
+    """Process ids of the drafter nodes below a process."""
+    actor = NODE.format(name=NAME)
     return [child for child, command in descendants(pid).items() if command.startswith(actor)]
 
 
@@ -171,20 +177,25 @@ def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(tmp_p
             clients.end(asks)
 
 
-def test_a_replica_comes_to_the_cheapest_machine_and_leaves_with_the_load(tmp_path: Path) -> None:
+def test_replicas_and_nodes_come_to_the_cheapest_machine_and_leave_with_the_load(tmp_path: Path) -> None:
     """The first replica takes the dear machine, the only one; the second has a choice. Metrics add up both prices.
 
-    One client goes on while the other replica, or the client's own, ends.
+    One client goes on while the other replica, or the client's own, ends. Drafter nodes follow their work.
     """
     asks, expected = asked_and_expected()
     target = CONFIG["target"]
     config = {
         **CONFIG,
         "machine": {"num_cpus": 2, "labels": {"tier": "dear"}},
-        "drafters": [],
+        "drafters": [
+            {
+                "name": "draft_model",
+                "placement": {"num_cpus": 0},
+                "scale": {"max": 2, "busy": 0.02, "upscale_delay": 0.5, "downscale_delay": 2},
+            }
+        ],
         "target": {
             **target,
-            "engine": ENGINE,
             "scale": {**target["scale"], "downscale_delay": 2},
             "placement": {"num_cpus": 1, "tier_prices": {"dear": 2.0, "cheap": 0.5}},
         },
@@ -196,11 +207,13 @@ def test_a_replica_comes_to_the_cheapest_machine_and_leaves_with_the_load(tmp_pa
             clients = Clients(cluster, asks, pool)
             try:
                 until(lambda: replicas(second.pid), "a replica on the cheap machine")
+                until(lambda: len(cluster.nodes()) + len(nodes(second.pid)) == 2, "a second drafter node")
                 until(lambda: priced(cluster) == 2.5, "the price of both machines")
                 clients.end(asks[1:])
                 until(lambda: len(cluster.replicas()) + len(replicas(second.pid)) == 1, "the end of a replica")
                 until(lambda: len(cluster.engines()) + len(engines(second.pid)) == 1, "the end of its engine")
                 assert clients.result() == expected
+                until(lambda: len(cluster.nodes()) + len(nodes(second.pid)) == 1, "the end of a drafter node")
             finally:
                 clients.end(asks)
 

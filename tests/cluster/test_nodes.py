@@ -112,7 +112,7 @@ def test_nodes_of_a_pool(combiner: str, part: str, hub: NodeHub, start: Start) -
     assert not hub.status()
 
 
-@pytest.mark.parametrize("mode", ["draft-ahead", "draft-outcomes", "pipelined"])
+@pytest.mark.parametrize("mode", ["draft-ahead", "draft-for-outcomes", "pipelined"])
 def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, start: Start) -> None:
     pool = pool_of({name: on_nodes(hub, name)[0] for name in NAMES}, "fuse", "hedge", VOCAB)
     assert pool.drafts_ahead
@@ -134,7 +134,7 @@ def test_a_node_drafts_after_outcomes(drafter: str, hub: NodeHub, start: Start) 
     drafter_on_node, _ = on_nodes(hub, drafter)
     start(hub, drafter)
     until(lambda: rows(hub, "ready") == 1, "the node")
-    engine = under(toy_engine(target(), drafter_on_node, "match", k=3), "draft-outcomes", "process")
+    engine = under(toy_engine(target(), drafter_on_node, "match", k=3), "draft-for-outcomes", "process")
     for prefix in "ab":
         for request in requests(prefix):
             assert tokens_of(run_all(engine, [request])) == plain([request])

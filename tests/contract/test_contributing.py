@@ -181,7 +181,7 @@ def test_an_execution_mode() -> None:
 
 def test_an_executor() -> None:
     drafter = EXECUTORS.load("deferred").place(recipe_of(repeat))
-    for mode in ("pipelined", "draft-ahead", "draft-outcomes", "sequential"):
+    for mode in ("pipelined", "draft-ahead", "draft-for-outcomes", "sequential"):
         engine = chosen(drafter, execution_mode=mode, drafter_executor="deferred")
         tokens, stats = written(engine, seed=4)
         assert tokens == plain()

@@ -121,7 +121,7 @@ def test_leaving_out_by_the_tokens_of_the_draft_is_caught(method: str) -> None:
     assert distance_under(lambda: engine(ByTheDraft(), method), method) > SEEN
 
 
-@pytest.mark.parametrize("mode", ["sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("mode", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_token_for_token(mode: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=11)

@@ -82,7 +82,7 @@ EXECUTION = {
     "sequential": ("sequential", "inline"),
     "pipelined": ("pipelined", "worker"),
     "draft-ahead": ("draft-ahead", "worker"),
-    "draft-outcomes": ("draft-outcomes", "worker"),  # these methods draft ahead; ``match`` alone drafts for outcomes
+    "draft-for-outcomes": ("draft-for-outcomes", "worker"),  # ``match`` alone drafts for outcomes; others draft ahead
     "process": ("sequential", "process"),
     "pipelined process": ("pipelined", "process"),
     "draft-ahead process": ("draft-ahead", "process"),
@@ -183,10 +183,10 @@ ZOO: dict[str, dict[str, Any]] = {
     "draft-ahead": {
         "speculative_config": {"method": "draft_model", "execution_mode": "draft-ahead", "drafter_executor": "thread"}
     },
-    "draft-outcomes": {
+    "draft-for-outcomes": {
         "speculative_config": {
             "method": "draft_model",
-            "execution_mode": "draft-outcomes",
+            "execution_mode": "draft-for-outcomes",
             "drafter_executor": "thread",
         }
     },

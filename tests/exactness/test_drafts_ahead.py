@@ -21,7 +21,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
-from cospec.execution.draft_outcomes import DraftOutcomes
+from cospec.execution.draft_for_outcomes import DraftForOutcomes
 from cospec.models.toy import ToyModel
 from cospec.rng.random_streams import Floats, RandomStreams, StreamKind, derive_seed, exponentials
 from cospec.sampling_params import SamplingParams
@@ -76,8 +76,8 @@ class CountingDispatcher(DraftDispatcher):
         return found
 
 
-class NotedOutcomes(DraftOutcomes):
-    """``draft-outcomes`` with a ``NotingBuffer``."""
+class NotedOutcomes(DraftForOutcomes):
+    """``draft-for-outcomes`` with a ``NotingBuffer``."""
 
     def __init__(self, components: ModeComponents) -> None:
         super().__init__(components)
@@ -189,7 +189,7 @@ def test_choosing_drafts_made_ahead_by_their_tokens_is_seen(acceptance_method: s
 
 MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "one stream": lambda: drawing(OneStream),
-    "q of the tokens before": lambda: patch("cospec.drafters.draft_parts.part", unshifted),
+    "q of the tokens before": lambda: patch("cospec.drafters.draft_subtrees.part", unshifted),
 }
 
 

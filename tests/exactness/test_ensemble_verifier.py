@@ -117,7 +117,7 @@ def engine(pages: int = 256, **how: Any) -> Engine:
     return ensemble_engine(models, WEIGHTED, drafter=ModelDrafter(with_pool(ToyModel(6, seed=9), 256, 4)), **how)
 
 
-@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_every_round_writes_what_standard_decoding_writes(execution_mode: str) -> None:
     """Several ensembles at a time, chunked prefill, few sequences, full caches."""
     wanted = tokens_of(run_all(ensemble_engine(toys(2, 6, sharpness=2.0), WEIGHTED, "standard"), listed()))

@@ -183,7 +183,7 @@ def test_arrivals_and_aborts_in_the_middle(execution_mode: str, executor: str) -
         assert found[id] == (tokens[: len(found[id])] if id in aborted else tokens)
 
 
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_a_good_drafter_is_used(execution_mode: str) -> None:
     """The target as its own drafter: everything is accepted, and what was drafted ahead goes on where it was kept."""
     engine = under(toy_engine(strong(), ModelDrafter(strong()), k=3), execution_mode)
@@ -193,7 +193,7 @@ def test_a_good_drafter_is_used(execution_mode: str) -> None:
     assert drafted > 40 and accepted > 0.95 * drafted
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-for-outcomes"])
 def test_a_pool_learns_which_drafter_is_right(execution_mode: str) -> None:
     """Also from drafts that were made during a verification: a branch counts after the outcome alone."""
     drafters = {
@@ -212,7 +212,7 @@ def test_a_pool_learns_which_drafter_is_right(execution_mode: str) -> None:
 def test_a_request_with_some_drafters_of_a_pool_has_drafts_ahead(names: tuple[str, ...] | None) -> None:
     """A lookup drafts for no outcomes; its drafts continue all tokens in verification."""
     drafters = {"model": ModelDrafter(strong()), "copy": NgramDrafter(1, 3)}
-    engine = under(toy_engine(strong(), pool_of(drafters, "union", "all", VOCAB), "match", 3), "draft-outcomes")
+    engine = under(toy_engine(strong(), pool_of(drafters, "union", "all", VOCAB), "match", 3), "draft-for-outcomes")
     chosen = SpeculationParams(drafters=names, acceptance_method="match")
     params = SamplingParams(temperature=0, max_tokens=60)
     asked = [make_request(f"r{n}", (n, 1, 2, n, 1, 2, n), params) for n in range(3)]

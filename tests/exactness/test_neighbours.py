@@ -259,7 +259,7 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
 
 
 @pytest.mark.parametrize("part", list(where_it_raises()))
-@pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -> None:
     from cospec.assembly.build import assemble
     from cospec.assembly.components import TextInfo

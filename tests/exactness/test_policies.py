@@ -193,7 +193,7 @@ def test_token_for_token_where_goodput_chooses_trees(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-for-outcomes"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_outputs_are_equal_when_drafting_overlaps(name: str, execution_mode: str, kind: str) -> None:
     requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(PLAYERS)]
@@ -201,7 +201,7 @@ def test_outputs_are_equal_when_drafting_overlaps(name: str, execution_mode: str
     assert tokens_of(run_all(under(engine(name, size=6), execution_mode), requests)) == plain
 
 
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-for-outcomes"])
 @pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
 @pytest.mark.parametrize(("k", "acceptance_method"), [(1, "block"), (2, "rejection")])
 def test_distributions_are_equal_when_drafting_overlaps(

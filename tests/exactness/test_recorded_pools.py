@@ -142,7 +142,7 @@ def test_trees_of_a_pool_accept_about_as_many_tokens_as_in_the_engine(recording:
         assert abs(found / wanted - 1) < 0.1, combiner
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-for-outcomes"])
 @pytest.mark.parametrize("combiner", ["union", "fuse"])
 def test_goodput_sizes_the_trees_of_pools(
     recording: Recording, tmp_path: Path, combiner: str, execution_mode: str
@@ -219,7 +219,7 @@ def test_members_apart_score_the_prompt(recording: Recording, tmp_path: Path) ->
     assert max(pool.weights().values()) == pool.weights()["near"], "the best drafter is known"
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path, execution_mode: str) -> None:
     recording.save(tmp_path / "toy.npz")
 
@@ -243,7 +243,7 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
     whole, lost, back = run(), run(outages=[{"at": 0, "seconds": 1e6}]), run(outages=[{"at": 5, "seconds": 10}])
     assert whole[0] == lost[0] == back[0] == wanted
     assert whole[2] > back[2] > lost[2], "accepted tokens"
-    assert lost[2] > 0 or execution_mode == "draft-outcomes", "a step does not wait for a drafter that is often wrong"
+    assert lost[2] > 0 or execution_mode == "draft-for-outcomes", "no step waits for a drafter that is often wrong"
     assert whole[1] < lost[1]
 
 

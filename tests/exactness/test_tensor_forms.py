@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cospec.acceptance import python_verification
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.acceptance.tensor import verify as tensor
@@ -29,7 +30,6 @@ from cospec.core.types import (
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
-from cospec.rng.device_probs import DeviceProbs
 from cospec.rng.random_streams import Floats
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests

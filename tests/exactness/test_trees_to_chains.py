@@ -13,7 +13,7 @@ from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.types import BatchState, Draft, DraftBudget, Request, SpeculationParams
-from cospec.drafters.draft_parts import cut
+from cospec.drafters.draft_subtrees import cut
 from cospec.drafters.model import ModelDrafter
 from cospec.execution import draft_buffer
 from cospec.execution.draft_buffer import best_path, fit_to_budget

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
@@ -19,7 +20,6 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model
-from cospec.rng.device_probs import DeviceProbs
 from cospec.sampling_params import SamplingParams
 from harness.tiny import VOCAB, tiny, tokens
 from harness.toys import make_request, run_all, tokens_of

@@ -17,7 +17,7 @@ from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost
 from cospec.execution.auto import Auto
 from cospec.execution.draft_ahead import DraftAhead
-from cospec.execution.draft_outcomes import DraftOutcomes
+from cospec.execution.draft_for_outcomes import DraftForOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
 from cospec.runtime.codec import Codec
@@ -40,7 +40,7 @@ MODES = {
     "sequential": Sequential,
     "pipelined": Pipelined,
     "draft-ahead": DraftAhead,
-    "draft-outcomes": DraftOutcomes,
+    "draft-for-outcomes": DraftForOutcomes,
 }
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from cospec.cluster.config import ClusterConfig, DrafterOptions, ReplicaCount, TargetOptions
-from cospec.cluster.node_actor import NodeActor
+from cospec.cluster.config import ClusterConfig, DrafterOptions, NodeCount, ReplicaCount, Scale, TargetOptions
+from cospec.cluster.node_actor import NodeActor, NodePolicy
 from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.ray_transport import RayTransport
 from cospec.cluster.replica import EngineReplica, NodeBinding
@@ -111,7 +111,7 @@ def _drafter(drafter: DrafterOptions, watched: Mapping[str, Any]) -> serve.Deplo
     return _deployment(
         NodeActor,
         name=DRAFTERS.format(name=drafter.name),
-        num_replicas=drafter.nodes,
+        **({"num_replicas": drafter.nodes} if drafter.scale is None else _node_count(drafter.scale)),
         ray_actor_options=drafter.placement.actor_options,
         **watched,
     )
@@ -151,16 +151,25 @@ def _placement_options(target: TargetOptions) -> dict[str, Any]:
 
 
 def _replicas(scale: ReplicaCount) -> dict[str, Any]:
+    return _scaled(scale, target_ongoing_requests=scale.requests)
+
+
+def _node_count(scale: NodeCount) -> dict[str, Any]:
+    return _scaled(scale, policy=AutoscalingPolicy(policy_function=NodePolicy, policy_kwargs={"busy": scale.busy}))
+
+
+def _scaled(scale: Scale, **by: Any) -> dict[str, Any]:
+    """A fixed number of actors, or autoscaling ``by`` options of Ray Serve."""
     if scale.min == scale.max:
         return {"num_replicas": scale.min}
     return {
         "autoscaling_config": AutoscalingConfig(
             min_replicas=scale.min,
             max_replicas=scale.max,
-            target_ongoing_requests=scale.requests,
             upscale_delay_s=scale.upscale_delay,
             downscale_delay_s=scale.downscale_delay,
             metrics_interval_s=min(1.0, scale.upscale_delay / 2) or 0.1,
             look_back_period_s=max(2.0, scale.upscale_delay),
+            **by,
         )
     }

@@ -66,20 +66,43 @@ class Placement(Options):
         return {key: amount for key, amount in amounts.items() if amount}
 
 
-class ReplicaCount(Options):
-    """How many replicas run.
+class Scale(Options):
+    """How many actors of a kind run.
 
     Attributes:
         min, max: bounds; equal bounds fix the number.
-        requests: running requests per replica that autoscaling aims at.
         upscale_delay, downscale_delay: seconds that the load must last before the number changes.
     """
 
     min: int = Field(default=1, ge=1)
     max: int = Field(default=1, ge=1)
-    requests: float = Field(default=8, gt=0, strict=False)
     upscale_delay: float = Field(default=10, ge=0, strict=False)
     downscale_delay: float = Field(default=60, ge=0, strict=False)
+
+    def check(self, where: str) -> None:
+        """Refuse bounds in the wrong order."""
+        if self.min > self.max:
+            raise InvalidInput(f"{where}min", self.min, f"at most {where}max, {self.max}")
+
+
+class ReplicaCount(Scale):
+    """How many replicas run.
+
+    Attributes:
+        requests: running requests per replica that autoscaling aims at.
+    """
+
+    requests: float = Field(default=8, gt=0, strict=False)
+
+
+class NodeCount(Scale):
+    """How many drafter nodes run.
+
+    Attributes:
+        busy: share of the time in which a node works that autoscaling aims at.
+    """
+
+    busy: float = Field(default=0.7, gt=0, le=1, strict=False)
 
 
 class Health(Options):
@@ -131,12 +154,14 @@ class DrafterOptions(Options):
     Attributes:
         name: the drafter's name in ``target.engine.speculative_config``.
         nodes: how many run.
+        scale: the number follows the load, in place of ``nodes``.
         drafter: options of the drafter, as in ``cospec node join --drafter``.
         cost_per_hour: the price of one node, in the currency of the target.
     """
 
     name: str = Field(min_length=1, max_length=64)
     nodes: int = Field(default=1, ge=0)
+    scale: NodeCount | None = None
     drafter: Mapping[str, Any] = Field(default_factory=dict)
     placement: Placement = Placement()
     cost_per_hour: float = Field(default=0, ge=0, strict=False)
@@ -231,8 +256,7 @@ def _target(given: Any) -> TargetOptions:
         values["stages"] = _stages(values["stages"])
     target = parse(TargetOptions, values, "target.")
     _check_stages(target)
-    if target.scale.min > target.scale.max:
-        raise InvalidInput("target.scale.min", target.scale.min, f"at most target.scale.max, {target.scale.max}")
+    target.scale.check("target.scale.")
     return target
 
 
@@ -263,5 +287,10 @@ def _drafter(given: Any, where: str) -> DrafterOptions:
     values = dict(given)
     if "placement" in values:
         values["placement"] = _section(Placement, values["placement"], f"{where}placement.")
+    if values.get("scale") is not None:
+        values["scale"] = _section(NodeCount, values["scale"], f"{where}scale.")
+        values["scale"].check(f"{where}scale.")
+        if "nodes" in values:
+            raise InvalidInput(f"{where}nodes", values["nodes"], f"absent with {where}scale")
     drafter: DrafterOptions = parse(DrafterOptions, values, where)
     return drafter

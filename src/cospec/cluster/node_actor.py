@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.config import AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -30,8 +33,27 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0  # between two looks at the addresses of the replicas
 STOP_SECONDS = 5.0
+BUSY = "busy"  # the metric by which the number of nodes is chosen
 
 log = logging.getLogger(__name__)
+
+
+class NodePolicy:
+    """Chooses the number of drafter nodes of one kind by their work; Ray Serve applies bounds and delays.
+
+    Args:
+        busy: see ``NodeCount``.
+    """
+
+    def __init__(self, busy: float) -> None:
+        self._busy = busy
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """Return the number of nodes that would work for this share of their time, and no state."""
+        shares = (context.aggregated_metrics or {}).get(BUSY, {})
+        if not shares:  # no node has reported yet
+            return context.target_num_replicas, {}
+        return max(1, math.ceil(sum(shares.values()) / self._busy)), {}
 
 
 class NodeActor:
@@ -58,6 +80,7 @@ class NodeActor:
         while not (address := await self._choose()):
             await asyncio.sleep(LOOK_SECONDS)
         self._failed = False
+        self._ended, self._reported = 0.0, (time.monotonic(), 0.0)
         self._join(address)
         self._watch = asyncio.create_task(self._look())
 
@@ -65,6 +88,12 @@ class NodeActor:
         """Raise when the node has failed."""
         if self._failed or self._watch.done():
             raise DrafterLost("The drafter node has failed.")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the share of the time since the last call in which the node worked; Ray Serve calls this."""
+        (before, worked), now = self._reported, (time.monotonic(), self._ended + self._node.busy)
+        self._reported = now
+        return {BUSY: (now[1] - worked) / max(now[0] - before, 1e-3)}
 
     def _join(self, address: str) -> None:
         """Draft for the replica at ``address``, in a thread."""
@@ -93,6 +122,7 @@ class NodeActor:
                 log.info("the drafter node moves from %s to %s", self._address, chosen)
                 self._node.stop()
                 await asyncio.to_thread(self._thread.join)
+                self._ended += self._node.busy
                 self._join(chosen)
             before = chosen
 

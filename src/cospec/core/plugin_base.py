@@ -79,7 +79,7 @@ class Drafter(ABC):
         scores_known_tokens: ``score_known_tokens`` scores known tokens.
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
         is_stepwise: ``next_logits`` gives the logits after known tokens; a proxy's executor answers ``candidates``.
-        drafts_outcomes: takes budgets with ``outcomes``.
+        drafts_for_outcomes: takes budgets with ``outcomes``.
         works_elsewhere: other processes do its work, though it is called in this one.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
@@ -100,7 +100,7 @@ class Drafter(ABC):
     scores_known_tokens: bool = False
     scoring_seconds: float = 0.0
     is_stepwise: bool = False
-    drafts_outcomes: bool = False
+    drafts_for_outcomes: bool = False
     works_elsewhere: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cospec.acceptance import python_verification
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.acceptance.python_verification import VerifiedDraft, VerifyTask
 from cospec.acceptance.tensor import verify as tensor
 from cospec.acceptance.token_logprobs import prompt_logprobs, token_logprobs, wants_prompt_rows
@@ -24,7 +25,6 @@ from cospec.native import acceptance as native_acceptance
 from cospec.native import library
 from cospec.native.acceptance import NativeAcceptance
 from cospec.native.library import NativeBlend, Source
-from cospec.rng.device_probs import DeviceProbs
 
 NO_LOGITS = torch.empty(0, 0)
 _Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]

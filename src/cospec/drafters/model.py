@@ -77,7 +77,7 @@ class ModelDrafter(Drafter):
     learns = True  # widths of trees; an instance without a calibration learns nothing
     scores_known_tokens = True
     is_stepwise = True
-    drafts_outcomes = True
+    drafts_for_outcomes = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
@@ -97,7 +97,7 @@ class ModelDrafter(Drafter):
         self._rolls = native and model.has_rollout and self._vocabulary.same and top_k is None
         self._top_k = top_k
         self.learns = calibration is not None  # widths of trees
-        self.scores_known_tokens = self.is_stepwise = self.drafts_outcomes = self._vocabulary.same
+        self.scores_known_tokens = self.is_stepwise = self.drafts_for_outcomes = self._vocabulary.same
         self._drafted: dict[
             str, DynamicTree
         ] = {}  # trees of the current step, whose confidences are verified at commit

@@ -21,7 +21,7 @@ from cospec.core.stats import ExecutionInfo
 from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, RequestState, SchedulerOutput
 from cospec.execution.draft_ahead import DraftAhead
-from cospec.execution.draft_outcomes import DraftOutcomes
+from cospec.execution.draft_for_outcomes import DraftForOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
 from cospec.rng.random_streams import Floats, StreamKind
@@ -36,7 +36,7 @@ _MODES: dict[str, Callable[[ModeComponents], ExecutionMode]] = {
     "sequential": Sequential,
     "pipelined": Pipelined,
     "draft-ahead": DraftAhead,
-    "draft-outcomes": DraftOutcomes,
+    "draft-for-outcomes": DraftForOutcomes,
 }
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class _Window:
 
         ``pipelined`` takes as long as the slower stage for half of the sequences; measured steps of different widths
         predict this time. ``draft-ahead`` saves the drafting when every draft was accepted completely.
-        ``draft-outcomes`` drafts one level more, and commits one token where no branch has the outcome.
+        ``draft-for-outcomes`` drafts one level more, and commits one token where no branch has the outcome.
         """
         widths, drafts, targets = np.array(self.stages, dtype=np.float64).T
         width, draft, target = widths.mean(), drafts.mean(), targets.mean()
@@ -81,7 +81,7 @@ class _Window:
         return {
             "pipelined": float((draft + target) / (2.0 * half)) if half > 0 else 0.0,
             "draft-ahead": float((draft + target) / (max(draft, target) + (1.0 - kept**width) * draft)),
-            "draft-outcomes": float(share * (draft + target) / max(draft * (1.0 + 1.0 / max(1.0, tokens)), target)),
+            "draft-for-outcomes": float(share * (draft + target) / max(draft * (1.0 + 1.0 / max(1.0, tokens)), target)),
         }
 
 
@@ -190,7 +190,7 @@ class Auto:
     def _look_for_outcomes(self, plan: SchedulerOutput) -> None:
         """Note whether most sequences can be drafted for after outcomes. Steps in flight have windows ahead instead."""
         drafter, method = self.components.drafter, self.components.verifier.acceptance_method
-        able = drafter is not None and drafter.drafts_ahead and drafter.drafts_outcomes
+        able = drafter is not None and drafter.drafts_ahead and drafter.drafts_for_outcomes
         kinds = [method(entry.sequence).stream_kind for entry in plan.entries if entry.budget.depth]
         if kinds:
             most = 2 * kinds.count(StreamKind.TARGET) > len(kinds)
@@ -234,7 +234,7 @@ class Auto:
             return
         gains = measured.predicted_gains()
         if not self._outcomes:
-            del gains["draft-outcomes"]
+            del gains["draft-for-outcomes"]
         name, gain = max(gains.items(), key=lambda pair: pair[1])
         if gain < MIN_GAIN:
             self._settle(f"{part}, and overlapping promises {gain:.2f} times the speed at most")

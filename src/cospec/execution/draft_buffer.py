@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from cospec.core.plugin_base import base_of
 from cospec.core.tree import depths
 from cospec.core.types import AssumedTokens, Draft, DraftBudget, DraftContext, ScheduledRequest
-from cospec.drafters.draft_parts import after, below, cut
+from cospec.drafters.draft_subtrees import after, below, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -208,7 +208,7 @@ class DraftDispatcher:
         budget = DraftBudget(depth, depth, threshold=entry.budget.threshold)
         return DraftRequest(_context(sequence, [*sequence.tokens, *path], seed, stream_kind, len(path)), budget)
 
-    def drafts_outcomes(self, entry: ScheduledRequest) -> bool:
+    def drafts_for_outcomes(self, entry: ScheduledRequest) -> bool:
         """Return whether a draft of the sequence may continue all outcomes of a verification.
 
         Only the target's random stream allows that: whether a draft arrives and is kept then cannot select among drawn
@@ -216,7 +216,7 @@ class DraftDispatcher:
         """
         drafter = self.components.drafter
         kind = self.components.verifier.acceptance_method(entry.sequence).stream_kind
-        return self.drafts_ahead and drafter is not None and drafter.drafts_outcomes and kind is StreamKind.TARGET
+        return self.drafts_ahead and drafter is not None and drafter.drafts_for_outcomes and kind is StreamKind.TARGET
 
     def continue_outcomes(self, entry: ScheduledRequest, draft: Draft | None, nodes: int) -> DraftRequest | None:
         """Return a request for a draft that continues the outcomes of the verification in flight.

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
-from cospec.rng.device_probs import DeviceProbs
 from cospec.rng.random_streams import StreamKind
 from cospec.rng.torch_draws import exponential_sample, first_largest, signed
 

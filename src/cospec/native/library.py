@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # decisions that draw random numbers need no torch
 
 ISAS = ("base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8")
 """From the lowest to the highest."""
-EXPERIMENTAL = ("neon_dot", "neon_i8mm", "avx_vnni", "amx_int8")
+EXPERIMENTAL = ("neon_dot", "neon_i8mm", "amx_int8")
 """Sets that were not measured on a processor that has them: never the default."""
 MAX_THREADS = 64
 SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.errors import CospecError
 from cospec.plugin_options import Options
-from cospec.rng.device_probs import DeviceProbs
 
 DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|u1", "|b1"})  # of arrays
 ARRAY, TENSOR = 1, 2  # codes of extensions

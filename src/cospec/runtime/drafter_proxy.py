@@ -36,7 +36,11 @@ class DrafterProxy(Drafter):
             info.reads_hidden_states,
         )
         self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
-        self.is_stepwise, self.drafts_outcomes, self.trusted = info.is_stepwise, info.drafts_outcomes, info.trusted
+        self.is_stepwise, self.drafts_for_outcomes, self.trusted = (
+            info.is_stepwise,
+            info.drafts_for_outcomes,
+            info.trusted,
+        )
 
     @property
     def executor(self) -> RemoteExecutor:

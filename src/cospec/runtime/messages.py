@@ -129,7 +129,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     weights: dict[str, float]
     scores_known_tokens: bool = False
     is_stepwise: bool = False
-    drafts_outcomes: bool = False
+    drafts_for_outcomes: bool = False
     trusted: bool = True
 
     @classmethod
@@ -146,7 +146,7 @@ class DrafterInfo(msgspec.Struct, frozen=True):
             drafter.member_names,
             dict(drafter.weights()),
             drafter.scores_known_tokens,
-            drafts_outcomes=drafter.drafts_outcomes,
+            drafts_for_outcomes=drafter.drafts_for_outcomes,
             trusted=drafter.trusted,
         )
 

@@ -19,7 +19,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.types import Event
 from cospec.metrics.engine_counters import SECONDS_PER_HOUR, price_per_million
 from cospec.runtime.engine_client import EngineStatus
-from cospec.server.cost_meter import CostMeter, prices_of
+from cospec.server.machine_costs import MachineCosts, prices_of
 from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -77,12 +77,12 @@ class ServerMetrics:
     """Latencies as the server sees them, and the engine's numbers when they are asked for.
 
     Attributes:
-        cost_meter: has to note the prices at intervals; a request of the metrics changes nothing.
+        machine_costs: has to note the prices at intervals; a request of the metrics changes nothing.
     """
 
     def __init__(self, model_name: str, clock: Clock = time.monotonic) -> None:
         self._model, self._tokens = model_name, 0
-        self.cost_meter = CostMeter(clock)
+        self.machine_costs = MachineCosts(clock)
         self._registry = CollectorRegistry()
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram(
@@ -120,7 +120,7 @@ class ServerMetrics:
         )
         for name, cost in prices.items():
             per_hour.add_metric([self._model, name], cost)
-        price = price_per_million(self.cost_meter.spent(prices), self._tokens, SECONDS_PER_HOUR)
+        price = price_per_million(self.machine_costs.spent(prices), self._tokens, SECONDS_PER_HOUR)
         per_million = GaugeMetricFamily(
             PREFIX + "price_per_million_tokens", "Price of output tokens since the start.", labels=["model_name"]
         )

@@ -6,14 +6,14 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
 
 from cospec.config import EngineConfig
-from cospec.errors import CospecError, InvalidInput, words
+from cospec.errors import InvalidInput, words
 from cospec.models.hf_tokenizer import import_libraries, tokenizer_of
 from cospec.process_utils import freeze_gc
 from cospec.runtime.async_engine import AsyncEngineClient
@@ -24,14 +24,13 @@ from cospec.server.admission import AdmissionLimits
 from cospec.server.app import create_app
 from cospec.server.auth import read_keys
 from cospec.server.connections import TimedConfig, limit_accept_errors
-from cospec.server.cost_meter import CostMeter, prices_of
+from cospec.server.machine_costs import watch
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
 from cospec.text.tokenizer import TextTokenizer
 
 FLUSH_SECONDS = 5  # to send pending answers after the drain
-PRICE_SECONDS = 5.0  # between notes of the machines' prices
 BACKLOG = 2048  # connections that wait to be accepted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -118,16 +117,8 @@ async def make_app(client: EngineClient, settings: ServerSettings, limits: Admis
     await asyncio.to_thread(tokens.prepare)
     metrics = ServerMetrics(info.model_name)
     app = create_app(Service(client, tokens, metrics, settings, limits))
-    app.state.price_watch = asyncio.create_task(_watch_prices(client, metrics.cost_meter))  # the loop keeps no task
+    app.state.price_watch = asyncio.create_task(watch(client, metrics.machine_costs))  # the loop keeps no task
     return app
-
-
-async def _watch_prices(client: EngineClient, meter: CostMeter) -> None:
-    """Note the prices of the machines at intervals; while the engine does not answer, the latest prices hold."""
-    while True:
-        with suppress(CospecError):
-            meter.note(prices_of(await client.metrics()))
-        await asyncio.sleep(PRICE_SECONDS)
 
 
 class _Server(uvicorn.Server):

@@ -27,9 +27,9 @@ from cospec.drafters.draft_kv_cache import LOOKBACK
 from cospec.drafters.interfaces import NextLogits
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
-from cospec.simulation.outcome_drafts import Guess, outcome_draft
 from cospec.simulation.recorded_drafts import RecordedRequest, Recording
 from cospec.simulation.simulated_drafter import DraftPasses
+from cospec.simulation.simulated_outcome_drafts import Guess, outcome_draft
 from cospec.simulation.workload import SimulatedRequest
 
 LEAST = 1e-12  # probability of a token that no drafter chooses
@@ -118,7 +118,7 @@ class RecordedDrafter(Drafter):
     drafts_ahead = True
     learns = False
     scores_known_tokens = True
-    drafts_outcomes = True
+    drafts_for_outcomes = True
     capabilities = DrafterCapabilities()
 
     def __init__(self, member: RecordedMember, name: str, cost: ForwardLatency, clock: VirtualClock) -> None:

@@ -12,9 +12,9 @@ from cospec.core.tree import level_nodes
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
-from cospec.simulation.outcome_drafts import Guess, branches, outcome_draft
 from cospec.simulation.recorded_drafts import Recording
 from cospec.simulation.scenario import DrafterConfig
+from cospec.simulation.simulated_outcome_drafts import Guess, branches, outcome_draft
 from cospec.simulation.workload import SimulatedRequest
 
 SMALLEST_VOCAB = 2  # tokens without a recording: 0 and ``FILLER``
@@ -113,7 +113,7 @@ class SimulatedDrafter(Drafter):
     samples = False
     reads_hidden_states = False
     drafts_ahead = True
-    drafts_outcomes = True
+    drafts_for_outcomes = True
     learns = False
 
     def __init__(self, drafting: DrafterConfig, cost: ForwardLatency, setting: DrafterSetting) -> None:

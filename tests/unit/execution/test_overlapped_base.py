@@ -18,7 +18,7 @@ from cospec.core.types import BatchState, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import DrafterLost, InvalidInput
 from cospec.execution.auto import Auto
-from cospec.execution.draft_outcomes import DraftOutcomes
+from cospec.execution.draft_for_outcomes import DraftForOutcomes
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
@@ -120,7 +120,7 @@ def test_pipelined_verifies_whole_microbatches_of_steps_in_flight() -> None:
 
 
 def test_a_single_sequence_is_not_starved() -> None:
-    for execution_mode in ("pipelined", "draft-ahead", "draft-outcomes", "auto"):
+    for execution_mode in ("pipelined", "draft-ahead", "draft-for-outcomes", "auto"):
         events = run_all(
             under(toy_engine(ToyModel(4), Recording(), k=2), execution_mode), [make_request("r", (0, 1), PARAMS)]
         )
@@ -156,7 +156,7 @@ def test_a_drafter_that_raises_over_commits_begins_anew(
 
 
 @pytest.mark.parametrize("error", [DrafterLost("The drafter ended."), TimeoutError()], ids=type)
-@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_a_drafter_lost_while_a_batch_is_repeated_costs_drafts_only(
     execution_mode: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,14 +273,14 @@ def test_auto_measures_before_it_chooses(
     assert why in execution_mode.info.reason
 
 
-@pytest.mark.parametrize(("acceptance_method", "name"), [("match", "draft-outcomes"), ("block", "sequential")])
+@pytest.mark.parametrize(("acceptance_method", "name"), [("match", "draft-for-outcomes"), ("block", "sequential")])
 def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_method: str, name: str) -> None:
     """Other methods than ``match`` allow no draft after another outcome."""
     execution_mode = auto_with_a_weak_drafter(acceptance_method)
     assert execution_mode.info.name == name, execution_mode.info.reason
-    if name == "draft-outcomes":
+    if name == "draft-for-outcomes":
         current = execution_mode.current
-        assert isinstance(current, DraftOutcomes)
+        assert isinstance(current, DraftForOutcomes)
         current.wait.waited(30.0)
         current.wait.waited(30.0)
         assert not current.wait.pays(3, 1), "the time of steps is known"
@@ -288,7 +288,7 @@ def test_auto_drafts_after_outcomes_where_the_drafter_is_often_wrong(acceptance_
 
 def test_auto_remembers_outcomes_where_it_decides_at_a_step_without_drafts() -> None:
     info = auto_with_a_weak_drafter("match", gaps=True).info
-    assert "draft-outcomes" in f"{info.name} {info.reason}"
+    assert "draft-for-outcomes" in f"{info.name} {info.reason}"
 
 
 def auto_with_a_weak_drafter(acceptance_method: str, gaps: bool = False) -> Auto:
@@ -347,7 +347,7 @@ def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     assert 'execution_mode="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
 
 
-@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 def test_a_round_is_chosen_by_name(execution_mode: str) -> None:
     speculative = SpeculativeConfig(num_speculative_tokens=2, execution_mode=execution_mode)
     parts = assemble(ToyModel(4), Recording(), speculative, EngineConfig(), TextInfo())

@@ -15,7 +15,7 @@ from cospec.config import EngineConfig
 from cospec.core.types import Event
 from cospec.metrics.engine_counters import EngineMetrics, merge, price_per_million
 from cospec.runtime.engine_client import EngineStatus
-from cospec.server.cost_meter import CostMeter
+from cospec.server.machine_costs import MachineCosts
 from cospec.server.metrics import ServerMetrics
 from cospec.server.node_metrics import COUNTERS, GAUGES
 from cospec.simulation.run import simulate
@@ -85,7 +85,7 @@ class Clock:
 def test_machines_cost_while_they_take_part() -> None:
     """A node joins after an hour and leaves an hour later; what is asked in between changes nothing."""
     clock = Clock()
-    meter = CostMeter(clock)
+    meter = MachineCosts(clock)
     alone, both = {"target": 4.0}, {"target": 4.0, "node:a": 1.0}
     assert meter.spent(alone) == 0.0
     meter.note(alone)
@@ -96,7 +96,7 @@ def test_machines_cost_while_they_take_part() -> None:
         meter.note(prices)
     metrics = ServerMetrics("m", clock)
     write(metrics, 1000)
-    metrics.cost_meter.note(alone)
+    metrics.machine_costs.note(alone)
     clock.now += 1800.0
     engine = asdict(EngineMetrics(prices=both))  # the node has just joined
     text = metrics.render(engine, EngineStatus(True, 0, 0, 0)).decode()
@@ -105,7 +105,7 @@ def test_machines_cost_while_they_take_part() -> None:
 
 def test_first_prices_hold_from_the_start() -> None:
     clock = Clock()
-    meter = CostMeter(clock)
+    meter = MachineCosts(clock)
     clock.now += 1800.0
     assert meter.spent({"target": 4.0}) == pytest.approx(2.0)
     meter.note({"target": 4.0})

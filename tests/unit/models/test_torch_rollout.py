@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.sampling import softmax
 from cospec.models.cuda_graphs import GraphRunner, Step
 from cospec.models.torch_rollout import TorchRollout
-from cospec.rng.device_probs import DeviceProbs
 from cospec.rng.random_streams import RandomStreams, StreamKind, exponential_sample
 from harness.decoding import LENGTHS, Forward, prompts, runner_of
 from harness.tiny import VOCAB, tokens

@@ -96,7 +96,7 @@ def test_a_pool_sends_weights_with_drafts_so_reads_send_nothing(monkeypatch: pyt
     assert drafter.weights() == weights, "what was sent last"
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-ahead", "draft-for-outcomes"])
 def test_a_drafter_that_is_killed_costs_its_drafts(execution_mode: str, caplog: pytest.LogCaptureFixture) -> None:
     executor = ProcessExecutor(toy("ngram"))
     first = executor.pid

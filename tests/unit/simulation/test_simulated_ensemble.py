@@ -81,7 +81,7 @@ def test_standard_decoding_takes_all_members_and_threads_the_slowest() -> None:
     assert parallel["latency"]["mean"] == pytest.approx(10 * 0.01, abs=1e-6)
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "draft-ahead", "draft-for-outcomes"])
 def test_a_drafter_that_is_no_member_drafts_for_the_ensemble(execution_mode: str) -> None:
     """Each step is one call of every member; α is the drafter's."""
     own = {"num_speculative_tokens": 3, "policy": "fixed", "execution_mode": execution_mode}

@@ -37,7 +37,7 @@ def only(**changes: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-outcomes"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
 @pytest.mark.parametrize("policy", ["off", "fixed", "goodput", "slope", "oracle", "random"])
 def test_every_policy_runs_under_every_round_and_again_the_same(policy: str, execution_mode: str) -> None:
     variants = [{"name": "v", "policy": policy, "execution_mode": execution_mode}]
@@ -200,7 +200,7 @@ def test_links_have_jitter_loss_and_bandwidth() -> None:
     assert lost == pytest.approx(round(lost)) and lost == pytest.approx(length * 3 * 0.1 / 0.9, rel=0.5)
 
 
-@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-outcomes", "auto"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes", "auto"])
 def test_steps_in_flight_run_under_every_execution_mode(execution_mode: str) -> None:
     target = {**TARGET, "stages": 4, "steps_in_flight": 4}
     variants = [

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.sampling import truncate
 from cospec.core.tree import depths
-from cospec.rng.device_probs import DeviceProbs
 from cospec.rng.random_streams import StreamKind
 from cospec.rng.torch_draws import exponential_sample, first_largest, signed, uniforms
 

@@ -274,6 +274,6 @@ def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
         member_names=None,
         weights={},
         is_stepwise=cls.is_stepwise,
-        drafts_outcomes=cls.drafts_outcomes,
+        drafts_for_outcomes=cls.drafts_for_outcomes,
         trusted=options.trusted,
     )

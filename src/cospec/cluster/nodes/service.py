@@ -38,7 +38,7 @@ from cospec.cluster.nodes.wire import (
 from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, base_of
 from cospec.core.types import Draft, DraftContext
-from cospec.drafters.draft_parts import begun
+from cospec.drafters.draft_subtrees import begun
 from cospec.drafters.model import likeliest_of
 from cospec.drafters.pool.candidates import distributions, top_candidates
 from cospec.rng.random_streams import StreamKind
@@ -167,7 +167,7 @@ class NodeService:
         asked = {context.id: context for context in contexts if budgets[context.id].depth > 0}
         if not asked:
             return []
-        if self.drafter.drafts_outcomes:
+        if self.drafter.drafts_for_outcomes:
             drafts = self.drafter.propose(list(asked.values()), [budgets[id] for id in asked])
         else:
             found = self.drafter.propose(list(asked.values()), [replace(budgets[id], outcomes=False) for id in asked])

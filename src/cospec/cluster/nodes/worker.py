@@ -93,6 +93,9 @@ class RefusedKey:
 class DrafterNode:
     """Connects drafters to a verifier.
 
+    Attributes:
+        busy: seconds of work on messages so far.
+
     Raises:
         InvalidInput: the address is wrong, or not allowed without keys.
     """
@@ -106,6 +109,7 @@ class DrafterNode:
         self._links: list[DelayedLink] = []
         self._refused_keys: dict[Any, RefusedKey] = {}
         self._stopped = False
+        self.busy = 0.0
         try:
             for offer in offers:
                 self._connect(options, offer, len(offers))
@@ -200,9 +204,12 @@ class DrafterNode:
                 break
             frames.append(b"".join(parts))
         for number, frame in enumerate(frames, 1):
+            started = time.monotonic()
             answer = service.handle(frame, len(frames) - number)
+            ended = time.monotonic()
+            self.busy += ended - started
             if answer is not None:
-                self._spoken[socket] = time.monotonic()
+                self._spoken[socket] = ended
                 self._send(socket, answer)
 
     def _send(self, socket: Any, frame: bytes) -> bool:

@@ -20,7 +20,7 @@ from cospec.core.interfaces import Clock
 from cospec.core.plugin_base import Drafter, SoleDrafter, base_of
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.draft_kv_cache import MISSED
-from cospec.drafters.draft_parts import begun
+from cospec.drafters.draft_subtrees import begun
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.candidates import draw
 from cospec.drafters.pool.combiners.combiner import Combiner, DraftCandidates, VerifiedCandidates
@@ -116,8 +116,8 @@ class PoolDrafter(Drafter):
         own = [number for number in range(len(self.members)) if number not in lockstep]
         askable = sorted(own, key=lambda number: not self.members[number].later)
         self.works_elsewhere = priced > 0 and all(each.costless or each.is_parallel for each in self.members)
-        self._outcomes = sum([1 << number for number in own if self.members[number].drafter.drafts_outcomes])
-        self.drafts_outcomes = self.drafts_ahead and self._outcomes > 0
+        self._outcomes = sum([1 << number for number in own if self.members[number].drafter.drafts_for_outcomes])
+        self.drafts_for_outcomes = self.drafts_ahead and self._outcomes > 0
         self._whole_drafts = WholeDrafts(self.members, askable, combiner, setting.clock, routing.scores_known_tokens)
         self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(

@@ -11,7 +11,7 @@ import numpy as np
 from cospec.core.plugin_base import SoleDrafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
-from cospec.drafters.draft_parts import after
+from cospec.drafters.draft_subtrees import after
 from cospec.drafters.pool.combiners.combiner import CandidateSet, DraftCandidates
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 

@@ -8,9 +8,9 @@ from cospec.core.types import DraftBudget, DraftContext
 from cospec.plugin_options import parse
 from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
-from cospec.simulation.outcome_drafts import Guess, branches, outcome_draft
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import Scenario
+from cospec.simulation.simulated_outcome_drafts import Guess, branches, outcome_draft
 
 OUTPUT = (5, 6, 7, 8, 9, 10)
 BUDGET = DraftBudget(3, 40, (2,), outcomes=True)
@@ -57,9 +57,9 @@ def test_drafts_after_outcomes_hide_the_time_of_drafting(rate: float) -> None:
         "arrivals": {"kind": "closed", "concurrency": [4]},
         "variants": [
             {"name": mode, "num_speculative_tokens": 4, "execution_mode": mode}
-            for mode in ("sequential", "draft-ahead", "draft-outcomes")
+            for mode in ("sequential", "draft-ahead", "draft-for-outcomes")
         ],
     }  # fmt: skip
     runs = simulate(parse(Scenario, given))["runs"]
     found = {run["variant"]: run["throughput"] for run in runs}
-    assert found["draft-outcomes"] > 1.15 * max(found["sequential"], found["draft-ahead"]), found
+    assert found["draft-for-outcomes"] > 1.15 * max(found["sequential"], found["draft-ahead"]), found

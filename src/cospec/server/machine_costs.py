@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from cospec.core.interfaces import Clock
+from cospec.errors import CospecError
 from cospec.metrics.engine_counters import SECONDS_PER_HOUR
+from cospec.runtime.engine_client import EngineClient
 
+NOTE_SECONDS = 5.0  # between two notes of the prices
 NODE = "node:"  # before the names of drafter nodes, which choose their names
 
 
-class CostMeter:
+class MachineCosts:
     """Adds up prices over time. Prices hold from their ``note`` to the next; the first prices hold from the start."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -46,3 +51,11 @@ def prices_of(engine: Mapping[str, Any]) -> dict[str, float]:
     for node in engine.get("nodes", ()):
         prices[NODE + node["node"]] += node["cost_per_hour"]
     return {name: price for name, price in prices.items() if price}
+
+
+async def watch(client: EngineClient, costs: MachineCosts) -> None:
+    """Note the prices of an engine's machines at intervals, for ever; without an answer the latest prices hold."""
+    while True:
+        with suppress(CospecError):
+            costs.note(prices_of(await client.metrics()))
+        await asyncio.sleep(NOTE_SECONDS)

@@ -1,4 +1,4 @@
-"""Parts of drafts: what is below a path, some nodes alone, and a draft with known tokens before it."""
+"""Slices of drafts: what is below a path, some nodes alone, and a draft with known tokens before it."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_most_drafts_are_made_during_verification(executor: str) -> None:
     requests = [make_request(f"r{n}", (n, 1, 2), GREEDY) for n in range(4)]
     plain = tokens_of(run_all(toy_engine(target(), None), requests))
     drafter = ModelDrafter(with_pool(ToyModel(VOCAB, order=1, seed=3), 256, 4))
-    engine = under(toy_engine(target(), drafter, "match", k=3), "draft-outcomes", executor)
+    engine = under(toy_engine(target(), drafter, "match", k=3), "draft-for-outcomes", executor)
     assert tokens_of(run_all(engine, requests)) == plain
     used, steps = engine.metrics().drafts_ahead, engine.metrics().steps
     assert used["other"] > 0

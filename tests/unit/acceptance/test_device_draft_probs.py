@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.rng.device_probs import DeviceProbs
+from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.rng.random_streams import Floats
 from cospec.runtime.codec import Codec
 

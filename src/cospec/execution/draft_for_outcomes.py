@@ -14,7 +14,7 @@ from cospec.execution.overlapped_base import OverlappedMode
 from cospec.runtime.executor_base import DRAFT_TIMEOUT
 
 
-class DraftOutcomes(OverlappedMode):
+class DraftForOutcomes(OverlappedMode):
     """Drafts and verifies a sequence at the same time::
 
         target   verify  x a b c             verify  x a B d e
@@ -29,13 +29,13 @@ class DraftOutcomes(OverlappedMode):
     The drafter works on no more branches than the time of a verification allows (``OutcomeNodes``).
 
     Sequences whose acceptance method is not ``match``, and drafters that cannot draft so
-    (``Drafter.drafts_outcomes``), draft ahead as in the mode ``draft-ahead``, and their steps wait for missing drafts.
+    (``Drafter.drafts_for_outcomes``), draft ahead as in the mode ``draft-ahead``. Their steps wait for missing drafts.
 
     Attributes:
         wait, nodes: what the mode has learned from the times of steps.
     """
 
-    name: ClassVar[str] = "draft-outcomes"
+    name: ClassVar[str] = "draft-for-outcomes"
 
     def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         super().__init__(components, timeout)
@@ -61,11 +61,11 @@ class DraftOutcomes(OverlappedMode):
     def _waits(self, entries: Sequence[ScheduledRequest], missing: Sequence[ScheduledRequest]) -> bool:
         """Whether to wait for missing drafts."""
         ready = sum([entry.sequence.id in self.dispatcher.buffer.ready for entry in entries])
-        return not all(map(self.dispatcher.drafts_outcomes, missing)) or self.wait.pays(ready, len(missing))
+        return not all(map(self.dispatcher.drafts_for_outcomes, missing)) or self.wait.pays(ready, len(missing))
 
     def _request(self, entry: ScheduledRequest, draft: Draft | None) -> DraftRequest | None:
         """Return the request for the draft after that of the step; None where there is no such request."""
-        if self.dispatcher.drafts_outcomes(entry):
+        if self.dispatcher.drafts_for_outcomes(entry):
             return self.dispatcher.continue_outcomes(entry, draft, self.nodes.count)
         return None if draft is None else self.dispatcher.continue_draft(entry, draft)
 
