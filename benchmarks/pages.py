@@ -65,9 +65,10 @@ REPORTS = {
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
         "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
         "latency of requests. The aim is at most 1.03. Lookups gain, since the library looks up drafts. Most pools "
-        "miss the aim: they lost native parts that gained less than 5% each ([measured](second_implementations.md)). `auto` "
-        "starts from times that each version measures once, which differ by more than the aim; the second table "
-        "measured these again. The last table has simulated clocks, so no noise, and intervals over five seeds.",
+        "miss the aim: they lost native parts that gained less than 5% each "
+        "([measured](second_implementations.md)). `auto` starts from times that each version measures once, which "
+        "differ by more than the aim; the second table measured these again. The last table has simulated clocks, so "
+        "no noise, and intervals over five seeds.",
         (
             ("Closed loops", "same_speed"),
             ("Closed loops, times measured again", "same_speed_auto"),
