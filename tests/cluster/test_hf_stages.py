@@ -64,9 +64,15 @@ def write(config: transformers.PreTrainedConfig, folders: Folders) -> None:
     model.save_pretrained(folders.drafter)
 
 
-@pytest.fixture(scope="module", params=[("gpt2", 2, 1), ("starcoder2", 1, 2)], ids=["gpt2-pp2", "starcoder2-tp2"])
+LAYOUTS = {"gpt2-pp2": ("gpt2", 2, 1), "starcoder2-tp2": ("starcoder2", 1, 2)}
+GRID = {"gpt2-pp4": ("gpt2", 4, 1), "starcoder2-pp2-tp2": ("starcoder2", 2, 2)}  # with ``--grid`` alone
+
+
+@pytest.fixture(scope="module", params=[*LAYOUTS, *GRID])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    name, stages, ranks = request.param
+    if request.param in GRID and not request.config.getoption("--grid"):
+        pytest.skip("--grid runs this layout")
+    name, stages, ranks = (LAYOUTS | GRID)[request.param]
     folders = Folders(*(tmp_path_factory.mktemp(part) for part in ("target", "drafter")))
     write(CONFIGS[name], folders)
     with sharded(folders, stages, ranks) as model:
