@@ -1,5 +1,6 @@
 // The tokens after the latest occurrence of the longest known n-gram (drafters/ngram.py).
 #include <algorithm>
+#include <random>
 
 #include "ops/ops.h"
 #include "spec/lookup.h"
@@ -7,6 +8,9 @@
 namespace cospec {
 
 namespace {
+
+// Differs between processes, so that no prompt can be made of n-grams that share a place.
+const uint64_t HASH_SEED = ((uint64_t)std::random_device()() << 32) ^ std::random_device()();
 
 // The latest end of each n-gram of one size. Open addressing over positions of the text.
 class LatestEnds {
@@ -30,7 +34,7 @@ class LatestEnds {
    private:
     int32_t& find(int32_t end) {
         const int64_t* words = text_.data() + end - size_;
-        uint64_t hash = 0;
+        uint64_t hash = HASH_SEED;
         for (long i = 0; i < size_; i++) hash = (hash ^ (uint64_t)words[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
         for (size_t place = hash;; place++) {
             int32_t& found = ends_[place & (ends_.size() - 1)];

@@ -110,6 +110,24 @@ def test_drafts_that_the_call_looks_up(
         assert max(ran for _, ran in noted) > 1 and not first.python_path_requests
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix", "model"])
+@pytest.mark.parametrize("k", [9, 16])
+def test_a_limit_of_nodes_also_limits_the_depth(folders: tuple[Path, Path], method: str, k: int) -> None:
+    """The scheduler reserves pages for so many nodes and no more."""
+    asked = requests(SHAPES["greedy"], streams=False)
+
+    def engine(native: str) -> Engine:
+        on = native == "auto"
+        drafter = LOOKUPS[method](on) if method in LOOKUPS else ModelDrafter(load(folders[1]), native=on)
+        return llama_engine(load(folders[0], pages=40), drafter, k=k, native=native, max_nodes=3, max_num_seqs=2)
+
+    steps, whole = engine("off"), engine("auto")
+    assert written(whole, asked) == written(steps, asked)
+    first, second = whole.metrics(), steps.metrics()
+    assert first.draft_tokens == second.draft_tokens and first.num_preemptions == second.num_preemptions
+    assert first.draft_tokens
+
+
 def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> None:
     asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated distribution step by step
     whole, steps = engine_of(folders, "block", 3), readable(folders, "block", 3)

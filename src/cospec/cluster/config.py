@@ -99,10 +99,11 @@ class NodeCount(Scale):
     """How many drafter nodes run.
 
     Attributes:
-        busy: share of the time in which a node works that autoscaling aims at.
+        busy: share of the time in which a node works that autoscaling aims at. Messages take the rest, so a busy node
+            never reaches 1.
     """
 
-    busy: float = Field(default=0.7, gt=0, le=1, strict=False)
+    busy: float = Field(default=0.7, gt=0, le=0.9, strict=False)
 
 
 class Health(Options):

@@ -89,7 +89,7 @@ class NodeActor:
         if self._failed or self._watch.done():
             raise DrafterLost("The drafter node has failed.")
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the share of the time since the last call in which the node worked; Ray Serve calls this."""
         (before, worked), now = self._reported, (time.monotonic(), self._ended + self._node.busy)
         self._reported = now

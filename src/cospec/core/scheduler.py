@@ -278,7 +278,7 @@ class Scheduler:
             if asked is not None:
                 budget = _as_asked(budget, asked)
             room = _room(sequence, self.limits.max_len) - 1  # the sampled token uses the last slot
-            depth = min(budget.depth, room)
+            depth = min(budget.depth, budget.max_nodes, room)
             if depth > 0:
                 chain = budget.is_chain or sequence.request.speculation.acceptance_method in self.limits.chain_methods
                 widths = () if chain else budget.widths[:depth]

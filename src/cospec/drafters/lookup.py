@@ -10,6 +10,7 @@ import numpy as np
 
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.native import library
 from cospec.rng.random_streams import Floats
 
 
@@ -54,21 +55,27 @@ class LookupDrafter(Drafter):
     """Drafts by lookup; a token costs next to nothing. A point mass: tokens are chosen, not drawn.
 
     Attributes:
+        drafts_natively: the library has such texts. A subclass declares this again, since its drafts may be others.
         native: whether texts are in the native library.
         texts: known tokens of each sequence, by id.
     """
 
     samples = False
     reads_hidden_states = False
-    _as_texts_propose: ClassVar[bool] = True  # False: ``propose`` is another one than the texts'
+    drafts_natively: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._as_texts_propose = cls._as_texts_propose and "propose" not in vars(cls)
+        cls.drafts_natively = vars(cls).get("drafts_natively", False)
 
     def __init__(self, name: str, native: bool) -> None:
-        self.name, self.native = name, native
+        self.name = name
         self.texts: dict[str, LookupText] = {}
+        self.use_library(native)
+
+    def use_library(self, allowed: bool) -> None:
+        """Keep texts in the library if this is allowed and possible; there are no texts yet."""
+        self.native = allowed and self.drafts_natively and library.available()
 
     @abstractmethod
     def new_text(self, prompt_len: int) -> LookupText:
@@ -84,7 +91,7 @@ class LookupDrafter(Drafter):
     @property
     def native_lookups(self) -> LookupDrafter | None:
         """See ``Drafter``."""
-        return self if self.native and self._as_texts_propose else None
+        return self if self.native else None
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return a draft for each context whose end occurred before."""

@@ -17,7 +17,7 @@ from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.types import Commit, DraftBudget
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.lookup import NO_NODES, LookupDrafter, LookupNodes, LookupText
-from cospec.native import library, lookups
+from cospec.native import lookups
 from cospec.plugin_options import Options
 
 
@@ -89,16 +89,19 @@ class NgramDrafter(LookupDrafter):
     capabilities = DrafterCapabilities(costless=True, chains=True)
     drafts_ahead = True
     learns = False
+    drafts_natively = True
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 
     def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram", native: bool = False) -> None:
-        super().__init__(name, native and library.available())
+        super().__init__(name, native)
         self._bounds = (shortest, longest)
 
     @classmethod
     def build(cls, options: NgramOptions, build_context: DrafterBuildContext) -> NgramDrafter:
         """Build the drafter."""
-        return cls(options.prompt_lookup_min, options.prompt_lookup_max, native=build_context.native)
+        made = cls(options.prompt_lookup_min, options.prompt_lookup_max)
+        made.use_library(build_context.native)
+        return made
 
     def new_text(self, prompt_len: int) -> LookupText:
         """See ``LookupDrafter``."""

@@ -22,7 +22,7 @@ from cospec.core.tree import MAX_NODES
 from cospec.core.types import Commit, DraftBudget
 from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.lookup import NO_NODES, LookupDrafter, LookupNodes, LookupText
-from cospec.native import library, lookups
+from cospec.native import lookups
 from cospec.plugin_options import Options
 
 LONGEST = 32  # maximum length of a counted suffix
@@ -228,18 +228,25 @@ class SuffixDrafter(LookupDrafter):
 
     drafts_ahead = False
     learns = True
+    drafts_natively = True
     capabilities = DrafterCapabilities(costless=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix", native: bool = False) -> None:
-        super().__init__(name, native and library.available())
-        self._shortest = shortest
-        self._responses = (lookups.NativeResponses if self.native else SharedResponses)(memory)
+        self._memory, self._shortest = memory, shortest
+        super().__init__(name, native)
 
     @classmethod
     def build(cls, options: SuffixOptions, build_context: DrafterBuildContext) -> SuffixDrafter:
         """Build the drafter."""
-        return cls(options.suffix_max_cached_tokens, options.suffix_min_match, native=build_context.native)
+        made = cls(options.suffix_max_cached_tokens, options.suffix_min_match)
+        made.use_library(build_context.native)
+        return made
+
+    def use_library(self, allowed: bool) -> None:
+        """See ``LookupDrafter``."""
+        super().use_library(allowed)
+        self._responses = (lookups.NativeResponses if self.native else SharedResponses)(self._memory)
 
     def new_text(self, prompt_len: int) -> LookupText:
         """See ``LookupDrafter``."""

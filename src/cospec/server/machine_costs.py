@@ -19,17 +19,22 @@ NODE = "node:"  # before the names of drafter nodes, which choose their names
 
 
 class MachineCosts:
-    """Adds up prices over time. Prices hold from their ``note`` to the next; the first prices hold from the start."""
+    """Adds up prices over time. Prices hold from their ``note`` to the next; the first prices hold from the start.
+
+    Prices that fell hold for one note more: a replica that is busy for seconds does not answer.
+    """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock, self._since = clock, clock()
         self._spent = 0.0
         self._per_hour: float | None = None  # of all machines, since the latest note
+        self._noted = 0.0  # the latest note
 
     def note(self, prices: Mapping[str, float]) -> None:
         """Note the present prices per hour, by component."""
         self._spent = self.spent(prices)
-        self._since, self._per_hour = self._clock(), sum(prices.values())
+        noted = sum(prices.values())
+        self._since, self._per_hour, self._noted = self._clock(), max(noted, self._noted), noted
 
     def spent(self, prices: Mapping[str, float]) -> float:
         """Return the cost since the start; changes nothing.

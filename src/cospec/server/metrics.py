@@ -113,14 +113,15 @@ class ServerMetrics:
         The server counts the tokens, because an engine's count starts again with its process.
         """
         prices = prices_of(engine)
-        if not prices:
+        spent = self.machine_costs.spent(prices)
+        if not (prices or spent):
             return []
         per_hour = GaugeMetricFamily(
             PREFIX + "cost_per_hour", "Declared price per hour of the machines.", labels=["model_name", "component"]
         )
         for name, cost in prices.items():
             per_hour.add_metric([self._model, name], cost)
-        price = price_per_million(self.machine_costs.spent(prices), self._tokens, SECONDS_PER_HOUR)
+        price = price_per_million(spent, self._tokens, SECONDS_PER_HOUR)
         per_million = GaugeMetricFamily(
             PREFIX + "price_per_million_tokens", "Price of output tokens since the start.", labels=["model_name"]
         )

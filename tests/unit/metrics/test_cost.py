@@ -93,7 +93,8 @@ def test_machines_cost_while_they_take_part() -> None:
         clock.now += 3600.0
         assert meter.spent(both) == pytest.approx(expected)
         assert meter.spent({}) == pytest.approx(expected)
-        meter.note(prices)
+        for _ in range(2):  # a price that fell may be that of a replica that did not answer
+            meter.note(prices)
     metrics = ServerMetrics("m", clock)
     write(metrics, 1000)
     metrics.machine_costs.note(alone)
@@ -101,6 +102,17 @@ def test_machines_cost_while_they_take_part() -> None:
     engine = asdict(EngineMetrics(prices=both))  # the node has just joined
     text = metrics.render(engine, EngineStatus(True, 0, 0, 0)).decode()
     assert 'cospec:price_per_million_tokens{model_name="m"} 2000.0' in text
+    text = metrics.render(asdict(EngineMetrics()), EngineStatus(True, 0, 0, 0)).decode()  # all have left
+    assert 'cospec:price_per_million_tokens{model_name="m"} 2000.0' in text and "cost_per_hour{" not in text
+
+
+def test_a_replica_that_does_not_answer_once_costs_as_before() -> None:
+    clock = Clock()
+    meter = MachineCosts(clock)
+    for noted, expected in ((4.0, 0.0), (2.0, 4.0), (4.0, 8.0), (2.0, 12.0), (2.0, 16.0), (2.0, 18.0)):
+        assert meter.spent({}) == pytest.approx(expected)
+        meter.note({"target": noted})
+        clock.now += 3600.0
 
 
 def test_first_prices_hold_from_the_start() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -85,11 +87,19 @@ def test_a_subclass_that_drafts_otherwise_drafts_in_python() -> None:
         def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
             return []
 
-    class Heir(Nothing):
-        name = "heir"
+    class Short(NgramDrafter):
+        def __init__(self, shortest: int, longest: int) -> None:
+            super().__init__(shortest, longest)
 
-    assert NgramDrafter(native=True).native_lookups is not None
-    assert Nothing(native=True).native_lookups is None and Heir(native=True).native_lookups is None
+    class Same(NgramDrafter):
+        drafts_natively = True
+
+    context = cast(Any, SimpleNamespace(native=True))
+    kinds: list[tuple[Any, bool]] = [(NgramDrafter, True), (SuffixDrafter, True), (Same, True)]
+    for kind, native in [*kinds, (Nothing, False), (Short, False)]:
+        made = kind.build(kind.Options(), context)
+        assert (made.native_lookups is not None) is native
+        assert (made.text("a", 1).address != 0) is native
 
 
 def test_a_native_call_may_have_read_beyond_the_end_of_a_response() -> None:
