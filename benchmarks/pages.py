@@ -153,7 +153,7 @@ REPORTS = {
         "--text src/cospec/core/engine.py`). A "
         "start is a new process until its first token; files are in the page cache. *peak* is own memory; memory "
         "before the load is not counted. The aims are 3 s with a filled cache (`warm`), 8 s without, and a peak "
-        "of 1.15. Starts of bf16 without a filled cache miss their aim: the system gives memory at 0.5 GB/s. The "
+        "of 1.15. Starts of bf16 without a filled cache miss their aim. The "
         "peaks of q4_0 but for the warm start miss theirs by libraries of 0.1 GB that packing imports.",
         (("One row", "weight_bandwidth"), ("Start", "load_time")),
     ),
