@@ -47,7 +47,7 @@ ISAS = {
     "avx512": AVX512,
     "avx512_vnni": VNNI,
     "avx512_bf16": BF16,
-    "amx_int8": [*BF16, "-mamx-tile", "-mamx-int8"],
+    "amx_bf16": [*BF16, "-mamx-tile", "-mamx-bf16"],
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }

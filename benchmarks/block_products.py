@@ -42,10 +42,13 @@ WORKING_SET = 160 << 20  # bytes, several times a cache
 
 
 def random_weight(format: WeightFormat, outputs: int, inputs: int) -> StoredWeight:
-    """Return a weight of random bytes, of the shapes of zeros in the format."""
+    """Return a weight of random floats or bytes, of the shapes of zeros in the format."""
     parts = [torch.zeros_like(part) for part in format.encode(torch.zeros(1, inputs))]
     random = [part.expand(outputs, *part.shape[1:]).clone() for part in parts]
     for part in random:
+        if part.dim() == 2 and part.is_floating_point():  # random bytes would be subnormal numbers, which are slow
+            part.normal_(std=0.02)
+            continue
         whole = part.view(torch.uint8) if part.dim() == 2 else part
         whole.random_(0, 60) if whole.dtype is torch.uint8 else whole.fill_(0.01)
     return StoredWeight(format, tuple(random), inputs)

@@ -4,6 +4,8 @@
 // A step adds integer sum * (weight scale * input scale); of formats with minimums, another step follows and adds
 // - minimum * (input scale * sum of the input integers). The integer sums are exact.
 // So results are equal for every number of rows, threads and every instruction set.
+// Tiles of AMX gain at most a tenth for 12 rows and more, because the float steps after 32 inputs stay, so the vector
+// instructions of such processors multiply.
 #pragma once
 #include <utility>
 
@@ -33,11 +35,6 @@ constexpr long DEPTH_BYTES = 12288;  // they stay in L1 with the inputs
 constexpr int BLOCK_ROWS = 1;  // without wide registers there is nothing to share, and the compiler takes minutes
 constexpr int TILE_HALVES = 1, CALL_HALVES = 1;
 constexpr long DEPTH_BYTES = 1 << 30;
-#endif
-#if defined(__AMX_INT8__)
-constexpr int TILE_ROWS = 16;  // of AMX, whose tiles pay for more rows than fit into registers
-#else
-constexpr int TILE_ROWS = BLOCK_ROWS;
 #endif
 constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads, where a panel is read once
 constexpr long BLOCK_CHUNK = 256;      // most rows of a chunk
@@ -100,14 +97,16 @@ template <class F> INLINE void round_block(const float* x, const RoundedInputs& 
     Sums::arrange(integers, to.integers);
 }
 
-// Round one of the rows of a tile.
-template <class F> static void round_row(const float* x, long inputs, RoundedInputs to, long row, long rows) {
+// Round one of the rows of a tile, with its inputs in the order of the weight.
+template <class F> static void round_row(const Linear& l, const float* x, RoundedInputs to, long row, long rows) {
     to = to.from<F>(row);
-    long i = 0;
-    for (; i + 32 <= inputs; i += 32, to = to.from<F>(rows)) round_block<F>(x + i, to);
-    for (; i < RoundedInputs::padded(inputs); i += 32, to = to.from<F>(rows)) {
+    for (long i = 0; i < RoundedInputs::padded(l.inputs); i += 32, to = to.from<F>(rows)) {
+        if (!l.order && i + 32 <= l.inputs) {
+            round_block<F>(x + i, to);
+            continue;
+        }
         float padded[32] = {};
-        if (i < inputs) memcpy(padded, x + i, sizeof(float) * (inputs - i));
+        for (long j = i; j < i + 32 && j < l.inputs; j++) padded[j - i] = x[l.order ? l.order[j] : j];
         round_block<F>(padded, to);
     }
 }
@@ -242,95 +241,11 @@ static __attribute__((noinline)) void block_tile(const BlockTile<F>& t, int firs
         UNROLL_FOR (int r = 0; r < ROWS; r++) store(t.sums + r * PANEL + 16 * (first + h), total[h][r]);
 }
 
-#if defined(__AMX_INT8__)
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t columns[16] = {};  // bytes of a tile's row
-    uint8_t rows[16] = {};
-};
-
-// The compiler does not know that tiles are loaded from memory, and would drop or delay stores.
-INLINE void finish_stores() { asm volatile("" ::: "memory"); }
-
-// Tiles 0 and 1 are the sums of both halves of a panel, tile 2 the inputs, and tiles 3 and 4 the weights.
-template <class F> static void configure_tiles(int rows) {
-    TileConfig config;
-    for (int half = 0; half < 2; half++) {
-        config.rows[half] = (uint8_t)rows, config.columns[half] = 64;
-        config.rows[3 + half] = F::SUB / 4, config.columns[3 + half] = 64;
-    }
-    config.rows[2] = (uint8_t)rows, config.columns[2] = F::SUB;
-    finish_stores();
-    _tile_loadconfig(&config);
-}
-
-// Words of a part of 32 inputs, as AMX reads weights: [F::SUB / 4, 16 outputs, 4 inputs].
-template <class F, int PART> INLINE const uint8_t* part_words(const uint8_t* half, uint8_t* to) {
-    if constexpr (F::LOW == 8) return half + Layout<F>::HIGH + 16 * F::SUB * PART;
-    for_constants<F::SUB / 8>([&](auto i) __attribute__((always_inline)) {
-        constexpr int I = decltype(i)::value;
-        load_pair<F, PART * F::SUB / 8 + I>(half, (Bytes*)(to + 128 * I));
-    });
-    return to;
-}
-
-// More rows than `block_tile` takes against a panel. Integer sums are exact, and the other steps are those of
-// `block_tile`, so results are equal.
-template <class F> static void amx_tile(const BlockTile<F>& t, int rows) {
-    typedef Layout<F> L;
-    alignas(64) uint8_t words[2][16 * F::SUB];
-    alignas(64) int32_t sums[2][16 * TILE_ROWS];
-    const uint8_t *block = t.block, *ahead = t.ahead();
-    const long share = t.share();
-    RoundedInputs x = t.x;
-    for (int r = 0; r < rows && !t.continued; r++) memset(t.sums + r * PANEL, 0, sizeof(float) * BLOCK_PANEL);
-    configure_tiles<F>(rows);
-    for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
-        const uint8_t* group = block + L::HEAD;
-        for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
-            for (long line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 3);
-            ahead += share;
-            for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
-                constexpr int PART = decltype(part)::value;
-                const uint8_t* halves = group + L::SUB_SCALES;
-                const uint8_t* first = part_words<F, PART>(halves, words[0]);
-                const uint8_t* second = part_words<F, PART>(halves + L::HALF, words[1]);
-                finish_stores();
-                _tile_zero(0);
-                _tile_zero(1);
-                _tile_loadd(2, x.integers + F::SUB * PART, 32);
-                _tile_loadd(3, first, 64);
-                _tile_loadd(4, second, 64);
-                _tile_dpbsud(0, 2, 3);
-                _tile_dpbsud(1, 2, 4);
-                _tile_stored(0, sums[0], 64);
-                _tile_stored(1, sums[1], 64);
-                for (int h = 0; h < 2; h++) {
-                    V own = load_scales<F>(block + 32 * h), own_minimum = zero();
-                    if constexpr (F::MINIMUMS) own_minimum = zero() - load_scales<F>(block + 64 + 32 * h);
-                    part_scales<F, PART>(group, h, own, own_minimum);
-                    for (int r = 0; r < rows; r++) {
-                        const Ints sum = load_ints(sums[h] + 16 * r) + splat_int(x.starts[32 / F::SUB * r + PART]);
-                        float* to = t.sums + r * PANEL + 16 * h;
-                        store(to, add_part<F>(load(to), sum, own, own_minimum, x.scales[r], x.sums[r]));
-                    }
-                }
-            });
-            x = x.from<F>(rows);
-        }
-    }
-    _tile_release();
-}
-#endif
-
 template <class F, int ROWS> static void block_tiles(const BlockTile<F>& t) {
     for (int first = 0; first < 2; first += CALL_HALVES) block_tile<F, ROWS, CALL_HALVES>(t, first);
 }
 
 template <class F> static void block_group(const BlockTile<F>& t, int rows) {
-#if defined(__AMX_INT8__)
-    if (rows > BLOCK_ROWS) return amx_tile<F>(t, rows);
-#endif
     switch (rows) {
 #define CASE(n)                                              \
     case n:                                                  \
@@ -352,7 +267,7 @@ static size_t block_scratch(long rows, long inputs) {
 template <class F>
 static void block_chunk(const LinearParams& params, long first, long rows, const Team& team, float* scratch) {
     const Linear& l = *params.linear;
-    const long padded = RoundedInputs::padded(l.inputs), groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const long padded = RoundedInputs::padded(l.inputs), groups = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     float* sums = scratch;
     float* scales = sums + rows * PANEL;
     float* x_sums = scales + rows * padded / 32;
@@ -361,8 +276,8 @@ static void block_chunk(const LinearParams& params, long first, long rows, const
     const auto start = [&](long g) { return rows * g / groups; };
     for (long g = 0; g < groups; g++)
         for (long r = start(g); r < start(g + 1); r++)
-            round_row<F>(params.x + (first + r) * params.x_row, l.inputs, x.from<F>(start(g) * padded / 32),
-                r - start(g), start(g + 1) - start(g));
+            round_row<F>(l, params.x + (first + r) * params.x_row, x.from<F>(start(g) * padded / 32), r - start(g),
+                start(g + 1) - start(g));
     const long step = params.epilogue == SWIGLU ? 2 : 1;
     const long panel_bytes = Layout<F>::panel_bytes(l.inputs), units = (l.outputs + 31) / 32 / step;
     const long blocks = Layout<F>::blocks(l.inputs), depth = groups > 1 ? DEPTH_BYTES / Layout<F>::BLOCK + 1 : blocks;

@@ -39,9 +39,9 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 // Linux gives a process the memory of tiles when the process asks for them.
-bool has_amx_int8() {
+bool has_amx_bf16() {
 #if defined(__linux__)
-    constexpr unsigned TILES = 3u << 24;                        // AMX-TILE and AMX-INT8
+    constexpr unsigned TILES = 1u << 24 | 1u << 22;             // AMX-TILE and AMX-BF16
     constexpr long REQUEST_PERMISSION = 0x1023, TILEDATA = 18;  // of arch_prctl
     unsigned eax = 0, ebx, ecx, edx = 0;
     return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & TILES) == TILES &&
@@ -95,8 +95,8 @@ const InstructionSet SETS[] = {
 #if defined(COSPEC_HAS_AVX512_BF16)
     {&kernels_avx512_bf16, has_avx512_bf16, false},
 #endif
-#if defined(COSPEC_HAS_AMX_INT8)
-    {&kernels_amx_int8, has_amx_int8, true},
+#if defined(COSPEC_HAS_AMX_BF16)
+    {&kernels_amx_bf16, has_amx_bf16, false},
 #endif
 };
 

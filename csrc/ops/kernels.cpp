@@ -1,6 +1,9 @@
 // The kernel table of one instruction set. COSPEC_ISA names the set; the file is compiled once for each.
 #include "ops/kernels.h"
 #include "ops/adaptive_kernel.h"
+#if defined(__AMX_BF16__)
+#include "ops/amx_bf16.h"
+#endif
 #include "ops/attention_kernel.h"
 #include "ops/block_kernel.h"
 #include "ops/linear_kernel.h"
@@ -25,8 +28,13 @@ void linear(const LinearParams& params, const Team& team, float* scratch) {
 }
 
 size_t linear_scratch(long rows, long inputs) {
-    const size_t panels = panel_scratch(rows, inputs), blocks = block_scratch(rows, inputs);
-    return panels > blocks ? panels : blocks;
+    size_t most = panel_scratch(rows, inputs);
+    const auto fit = [&](size_t floats) { most = floats > most ? floats : most; };
+    fit(block_scratch(rows, inputs));
+#if defined(__AMX_BF16__)
+    fit(amx_scratch(rows, inputs));
+#endif
+    return most;
 }
 
 }  // namespace

@@ -17,9 +17,10 @@ namespace cospec {
 struct Linear {
     int format;
     long outputs, inputs;
-    const void* weight;  // packed, aligned to 64 bytes; not owned
-    float* scale;        // [outputs rounded up to 32] of scaled formats, or null
-    float* bias;         // [outputs rounded up to 32], or null
+    const void* weight;    // packed, aligned to 64 bytes; not owned
+    float* scale;          // [outputs rounded up to 32] of scaled formats, or null
+    float* bias;           // [outputs rounded up to 32], or null
+    const int32_t* order;  // [inputs] of blocks that hold the inputs in another order, or null; not owned
 };
 
 enum Epilogue {
@@ -125,6 +126,6 @@ extern const Kernels kernels_avx_vnni;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512_vnni;
 extern const Kernels kernels_avx512_bf16;
-extern const Kernels kernels_amx_int8;
+extern const Kernels kernels_amx_bf16;
 
 }  // namespace cospec

@@ -4,7 +4,8 @@
 // Tiles differ only in which outputs are in registers together.
 // A chain that is split over k passes through memory unchanged.
 // With bf16 weights the inputs are rounded to bf16 and taken in pairs, the second of a pair first.
-// Processors with a bf16 instruction use this order; two fused multiply-adds give the same bits elsewhere.
+// Processors with a bf16 instruction use this order; two fused multiply-adds give the same bits elsewhere. Tiles of AMX
+// have another order, see ops/amx_bf16.h.
 #pragma once
 #include "ops/integer_simd.h"
 #include "ops/kernels.h"
@@ -254,12 +255,35 @@ template <class W> static InputRows<W> input_rows(
     }
 }
 
+// Share the outputs of a chunk of rows between threads, in units of 32 up to a panel of two.
+// multiply(weight, columns, width): compute `width` vectors of sums, with the words of a weight whose steps are
+// `columns` apart.
+template <class Word, class F>
+static void share_outputs(
+    const LinearParams& params, long first, long rows, const Team& team, const float* sums, long words, F&& multiply) {
+    const Linear& l = *params.linear;
+    const long all = (l.outputs + 31) / 32;
+    // Units from u on. Returns their number.
+    const auto panel_units = [&](long u, long to) {
+        const long panel = u / 2, units = all - 2 * panel < 2 ? 1 : 2;
+        const int width = u % 2 == 0 && units == 2 && u + 1 < to ? 4 : 2;
+        multiply((const Word*)l.weight + PANEL * panel * words + 32 * (u % 2), 32 * units, width);
+        write_outputs(params, sums, first, rows, 32 * u, width);
+        return width / 2;
+    };
+    const long gates = params.epilogue == SWIGLU ? 2 : 1;  // gates and their inputs stay together
+    const long least = least_share(2 * 32 * words * sizeof(Word)) * 2 / gates;
+    team.share(all / gates, least, [&](long from, long to) {
+        for (long u = from * gates; u < to * gates;) u += panel_units(u, to * gates);
+    });
+}
+
 // A thread's shares of the outputs, for a chunk of rows.
 template <class W, bool PACKED>
 static void chunk(const LinearParams& params, long first, long rows, const Team& team, float* scratch) {
     typedef typename W::Input Input;
     const Linear& l = *params.linear;
-    const long all = (l.outputs + 31) / 32, groups = (rows + GROUP - 1) / GROUP;
+    const long groups = (rows + GROUP - 1) / GROUP;
     const long words = (l.inputs + W::INPUTS - 1) / W::INPUTS;  // of a column
     const long columns = words * W::PARTS, max_rows = chunk_rows(params.rows, l.inputs);
     float* sums = scratch;
@@ -275,40 +299,31 @@ static void chunk(const LinearParams& params, long first, long rows, const Team&
         }
     else
         x = input_rows<W>(params, first, rows, columns, rounded_inputs);
-    // Units of 32 outputs from u on, up to a panel of two units. Returns their number.
-    const auto unit_tiles = [&](long u, long to) {
-        const long panel = u / 2, panel_units = all - 2 * panel < 2 ? 1 : 2;
-        const int width = u % 2 == 0 && panel_units == 2 && u + 1 < to ? 4 : 2;
-        Block<W> b;
-        b.columns = 32 * panel_units;
-        b.x_row = x.row;
-        const typename W::Word* weight = (const typename W::Word*)l.weight + PANEL * panel * words + 32 * (u % 2);
-        // Tiles that read a panel several times find it in L1.
-        const bool several = groups > 1 || tile_width((int)rows) < width;
-        const long depth = several ? DEPTH : words;
-        for (long i = 0; i < words; i += depth) {
-            b.weight = weight + i * b.columns;
-            b.depth = words - i < depth ? words - i : depth;
-            b.next = (const char*)(b.weight + (several ? b.depth * b.columns : 0)) + (several ? 0 : PREFETCH_BYTES);
-            b.first = i == 0;
-            for (long g = 0; g < groups; g++) {
-                const long n = start(g + 1) - start(g);
-                b.sums = sums + start(g) * PANEL;
-                if constexpr (PACKED)
-                    b.x = packed + start(g) * columns + i * W::PARTS * n;
-                else
-                    b.x = x.first + i * W::PARTS;
-                group<W, PACKED>(b, (int)n, width);
+    typedef typename W::Word Word;
+    share_outputs<Word>(
+        params, first, rows, team, sums, words, [&](const Word* weight, long weight_columns, int width) {
+            Block<W> b;
+            b.columns = weight_columns;
+            b.x_row = x.row;
+            // Tiles that read a panel several times find it in L1.
+            const bool several = groups > 1 || tile_width((int)rows) < width;
+            const long depth = several ? DEPTH : words;
+            for (long i = 0; i < words; i += depth) {
+                b.weight = weight + i * b.columns;
+                b.depth = words - i < depth ? words - i : depth;
+                b.next = (const char*)(b.weight + (several ? b.depth * b.columns : 0)) + (several ? 0 : PREFETCH_BYTES);
+                b.first = i == 0;
+                for (long g = 0; g < groups; g++) {
+                    const long n = start(g + 1) - start(g);
+                    b.sums = sums + start(g) * PANEL;
+                    if constexpr (PACKED)
+                        b.x = packed + start(g) * columns + i * W::PARTS * n;
+                    else
+                        b.x = x.first + i * W::PARTS;
+                    group<W, PACKED>(b, (int)n, width);
+                }
             }
-        }
-        write_outputs(params, sums, first, rows, 32 * u, width);
-        return width / 2;
-    };
-    const long gates = params.epilogue == SWIGLU ? 2 : 1;  // gates and their inputs stay together
-    const long least = least_share(2 * 32 * words * sizeof(typename W::Word)) * 2 / gates;
-    team.share(all / gates, least, [&](long from, long to) {
-        for (long u = from * gates; u < to * gates;) u += unit_tiles(u, to * gates);
-    });
+        });
 }
 
 template <class W> static void linear_shares(const LinearParams& params, const Team& team, float* scratch) {

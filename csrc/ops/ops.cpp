@@ -283,10 +283,11 @@ API void cospec_pack(int format, const void* from, long outputs, long inputs, vo
     pack_weight(format, from, outputs, inputs, to);
 }
 
-// weight: packed, not copied, and must outlive the result. scale, bias: [outputs], or null.
-API Linear* cospec_linear_new(
-    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
-    return new Linear{format, outputs, inputs, weight, padded_copy(scale, outputs), padded_copy(bias, outputs)};
+// weight: packed. order: [inputs], or null, see Linear. Both are not copied, and must outlive the result.
+// scale, bias: [outputs], or null.
+API Linear* cospec_linear_new(int format, const void* weight, const float* scale, const float* bias,
+    const int32_t* order, long outputs, long inputs) {
+    return new Linear{format, outputs, inputs, weight, padded_copy(scale, outputs), padded_copy(bias, outputs), order};
 }
 
 // A hash of memory that finds damage, not attacks. The number of threads does not change the result.
@@ -336,9 +337,15 @@ API void cospec_attention(const AttentionParams* params) {
 // Read memory to measure the bandwidth, each thread its own part. Returns the sum of the words.
 API uint64_t cospec_read_memory(const uint64_t* from, long words) {
     std::atomic<uint64_t> total{0};
+    constexpr long LINE = 64 / sizeof(*from), AHEAD = 64 * LINE;  // without prefetches some processors read less
     in_parallel(num_threads(), [&](const Team& team) {
         uint64_t sum = 0;
-        for (long i = team.begin(words); i < team.end(words); i++) sum += from[i];
+        long i = team.begin(words);
+        for (; i + LINE <= team.end(words); i += LINE) {
+            __builtin_prefetch(from + i + AHEAD);
+            for (long word = 0; word < LINE; word++) sum += from[i + word];
+        }
+        for (; i < team.end(words); i++) sum += from[i];
         total += sum;
     });
     return total;

@@ -35,7 +35,9 @@ struct ThreadPool {
     alignas(64) std::atomic<int> busy{0};  // workers that have not ended the epoch
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> generation{0};
-    alignas(64) std::atomic<uint64_t> taken{0};  // the number of the current loop, and how many of its items are taken
+    struct alignas(64) Range {
+        std::atomic<uint64_t> left{0};  // see `pack_range`
+    } ranges[MAX_THREADS];              // of each thread's items
 };
 
 namespace {
@@ -44,6 +46,13 @@ constexpr int IDLE_SPINS = 5000;   // before a worker sleeps; some 150 microseco
 constexpr int TEAM_SPINS = 20000;  // before a thread that waits for its team yields
 
 std::atomic<ThreadPool*> current{new ThreadPool(1)};
+
+constexpr long RANGE_MASK = MOST_ITEMS - 1;
+
+// The items [front, back) that are left of a range, and the loop that they belong to.
+uint64_t pack_range(unsigned loop, long front, long back) {
+    return (uint64_t)(uint16_t)loop << 48 | (uint64_t)front << 24 | (uint64_t)back;
+}
 
 inline void cpu_pause() {
 #if defined(__x86_64__)
@@ -162,18 +171,29 @@ void Team::barrier() const {
         spins < TEAM_SPINS ? cpu_pause() : (void)sched_yield();
 }
 
-// A thread of a later loop has found all items of this loop taken.
 bool Team::take(long count, long least, long* from, long* to) const {
-    uint64_t seen = pool->taken.load(std::memory_order_relaxed);
-    do {
-        const unsigned loop = (unsigned)(seen >> 32);
-        *from = loop == loops ? (long)(uint32_t)seen : 0;
-        if (loop > loops || *from >= count) return false;
-        const long left = count - *from, shares = left / least / (2 * size);
-        *to = *from + (left < least ? left : least * (shares > 1 ? shares : 1));
-    } while (!pool->taken.compare_exchange_weak(
-        seen, (uint64_t)loops << 32 | (uint64_t)*to, std::memory_order_relaxed, std::memory_order_relaxed));
-    return true;
+    for (int i = 0; i < size; i++) {
+        const int owner = (id + i) % size;
+        std::atomic<uint64_t>& range = pool->ranges[owner].left;
+        for (uint64_t seen = range.load(std::memory_order_relaxed);;) {
+            const int16_t later = (int16_t)((uint16_t)(seen >> 48) - (uint16_t)loops);
+            if (later > 0) return false;  // a thread of a later loop has found all items of this loop taken
+            long front = seen >> 24 & RANGE_MASK, back = seen & RANGE_MASK;
+            if (later < 0) {  // no thread has taken items of the range in this loop
+                front = count / least * owner / size * least;
+                back = owner + 1 < size ? count / least * (owner + 1) / size * least : count;
+            }
+            const long left = back - front, halves = left / least / 2;
+            if (left == 0) break;
+            const long items = left < least ? left : least * (halves > 1 ? halves : 1);
+            *from = i == 0 ? front : back - items;
+            *to = *from + items;
+            (i == 0 ? front : back) = i == 0 ? *to : *from;
+            if (range.compare_exchange_weak(seen, pack_range(loops, front, back), std::memory_order_relaxed))
+                return true;
+        }
+    }
+    return false;
 }
 
 void thread_pool_run(PoolTask work, void* context, int threads) {
@@ -186,7 +206,7 @@ void thread_pool_run(PoolTask work, void* context, int threads) {
     p->context = context;
     p->team = threads <= p->started + 1 ? threads : p->started + 1;
     p->busy.store(p->started);
-    p->taken.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < p->team; i++) p->ranges[i].left.store(0, std::memory_order_relaxed);
     start_epoch(p);
     work(context, Team{0, p->team, p});
     for (int spins = 0; p->busy.load(std::memory_order_acquire); spins++)

@@ -8,6 +8,8 @@ namespace cospec {
 
 struct ThreadPool;
 
+constexpr long MOST_ITEMS = 1 << 24;  // of a loop whose threads help each other
+
 // What each thread of a task receives.
 struct Team {
     Team(int id, int size, ThreadPool* pool)
@@ -21,12 +23,12 @@ struct Team {
     long begin(long count) const { return count * id / size; }
     long end(long count) const { return count * (id + 1) / size; }
 
-    // Call f(from, to) for shares of `count` items. Threads take shares while there are any, large ones first, because
-    // processors differ in speed and other work may slow one down. All threads enter the same loops in the same order.
-    // A share is a multiple of `least` items, except the last one. Few items are divided equally: each thread then
-    // finds the same items in its cache again.
+    // Call f(from, to) for shares of `count` items. A thread takes its own part from the front, half of the rest at a
+    // time. So the items that it reads lie together, and a later forward finds them in its cache again. Then it takes
+    // from the back of other parts, because processors differ in speed and other work may slow one down. All threads
+    // enter the same loops in the same order. A share is a multiple of `least` items, except one.
     template <class F> void share(long count, long least, F&& f) const {
-        if (size == 1 || count < 4 * least * size) {
+        if (size == 1 || count < 4 * least * size || count >= MOST_ITEMS) {
             if (begin(count) < end(count)) f(begin(count), end(count));
             return;
         }

@@ -30,9 +30,9 @@ from cospec.native import structs
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor
 
-ISAS = ("base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8")
+ISAS = ("base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16")
 """From the lowest to the highest."""
-EXPERIMENTAL = ("neon_dot", "neon_i8mm", "amx_int8")
+EXPERIMENTAL = ("neon_dot", "neon_i8mm")
 """Sets that were not measured on a processor that has them: never the default."""
 MAX_THREADS = 64
 SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts
@@ -54,7 +54,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_packed_bytes": ([c_int, c_long, c_long], c_long),
     "cospec_pack": ([c_int, c_void_p, c_long, c_long, c_void_p], None),
     "cospec_checksum": ([c_void_p, c_long], c_uint64),
-    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
+    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
     "cospec_linear_free": ([c_void_p], None),
     "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
     "cospec_attention": ([c_void_p], None),

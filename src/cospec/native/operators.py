@@ -76,27 +76,30 @@ class LinearHandle:
 
     Args:
         shape: outputs and inputs.
-        arrays: hold the weight as ``name``; scales and bias, if any, as ``add_linear`` names them.
+        arrays: hold the weight as ``name``; scales, bias and order, if any, as ``add_linear`` names them.
         place: of the weight among the weights of the array.
     """
 
     def __init__(
         self, kernel: str, shape: tuple[int, int], arrays: Mapping[str, Bytes], name: str, place: int = 0
     ) -> None:
-        self._weights, number = arrays[name], kernel_id(kernel)
+        self._weights, self._order, number = arrays[name], arrays.get(f"{name}.order"), kernel_id(kernel)
         vectors = [arrays.get(f"{name}.{part}") for part in ("scale", "bias")]  # the library copies both
         starts = [None if x is None else address(x) + 4 * place * shape[0] for x in vectors]
         found = cdll()
         weight = address(self._weights) + place * _packed_bytes(number, shape)
-        self.address: int = found.cospec_linear_new(number, weight, *starts, *shape)
+        order = None if self._order is None else address(self._order)
+        self.address: int = found.cospec_linear_new(number, weight, *starts, order, *shape)
         weakref.finalize(self, found.cospec_linear_free, self.address)
 
 
 def add_linear(to: ArrayMemory, name: str, linear: LinearWeights) -> None:
-    """Pack the weight of a linear layer as ``name``, its scales as ``name.scale``, its bias as ``name.bias``."""
+    """Pack the weight of a linear layer as ``name``, with ``name.scale``, ``name.bias`` and ``name.order``."""
     add_weights(to, name, lambda _: linear.weight, 1)
     if linear.bias is not None:
         add_tensor(to, f"{name}.bias", linear.bias.float())
+    if linear.weight.order is not None:
+        add_tensor(to, f"{name}.order", linear.weight.order.int())
 
 
 def add_weights(to: ArrayMemory, name: str, weight: Callable[[int], StoredWeight], count: int) -> None:

@@ -1,28 +1,27 @@
-// Emulates the tiles of AMX, and the dot product of AVX-VNNI, on a processor with AVX2.
+// Emulates the tiles of AMX, and its products of bf16, on a processor with AVX-512 and its dot products of bf16.
 //
 // Ends the program where a use of tiles breaks the rules of the processor.
 #pragma once
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define __AVXVNNI__ 1
 #define __AMX_TILE__ 1
-#define __AMX_INT8__ 1
+#define __AMX_BF16__ 1
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbsud
+#undef _tile_dpbf16ps
 #define _tile_loadconfig tiles::configure
 #define _tile_release tiles::release
 #define _tile_zero tiles::zero
 #define _tile_loadd tiles::load
 #define _tile_stored tiles::store
-#define _tile_dpbsud tiles::multiply
-#define _mm256_dpbusd_avx_epi32 tiles::dot
+#define _tile_dpbf16ps tiles::multiply
 
 namespace tiles {
 
@@ -70,32 +69,29 @@ static inline void store(int tile, void* to, long stride) {
         memcpy((uint8_t*)to + row * stride, state.data[tile][row], state.columns[tile]);
 }
 
-// sums += signed bytes of `inputs` times unsigned bytes of `weights`
+static inline float number(const uint8_t* bf16) {
+    const uint32_t bits = (uint32_t)bf16[0] << 16 | (uint32_t)bf16[1] << 24;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// sums += inputs times weights: even and odd inputs are one chain each
 static inline void multiply(int sums, int inputs, int weights) {
     require(state.configured && state.rows[sums] == state.rows[inputs] &&
             state.columns[sums] == state.columns[weights] && state.columns[inputs] == 4 * state.rows[weights] &&
             state.rows[sums] > 0 && state.rows[weights] > 0);
     for (int row = 0; row < state.rows[sums]; row++)
         for (int column = 0; column < state.columns[sums] / 4; column++) {
-            int32_t sum;
+            float sum, chains[2] = {0, 0};
             memcpy(&sum, state.data[sums][row] + 4 * column, 4);
-            for (int quad = 0; quad < state.rows[weights]; quad++)
-                for (int i = 0; i < 4; i++)
-                    sum += (int8_t)state.data[inputs][row][4 * quad + i] * state.data[weights][quad][4 * column + i];
+            for (int pair = 0; pair < state.rows[weights]; pair++)
+                for (int i = 0; i < 2; i++)
+                    chains[i] = fmaf(number(state.data[inputs][row] + 4 * pair + 2 * i),
+                        number(state.data[weights][pair] + 4 * column + 2 * i), chains[i]);
+            sum += chains[0] + chains[1];
             memcpy(state.data[sums][row] + 4 * column, &sum, 4);
         }
-}
-
-static inline __m256i dot(__m256i total, __m256i weights, __m256i inputs) {
-    uint8_t w[32];
-    int8_t x[32];
-    int32_t sums[8];
-    memcpy(w, &weights, 32);
-    memcpy(x, &inputs, 32);
-    memcpy(sums, &total, 32);
-    for (int i = 0; i < 32; i++) sums[i / 4] += w[i] * x[i];
-    memcpy(&total, sums, 32);
-    return total;
 }
 
 }  // namespace tiles

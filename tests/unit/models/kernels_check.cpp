@@ -1,7 +1,8 @@
 // Runs every kernel of the library on this machine, in each of its instruction sets, with one and two threads.
 //
 // Exits with 1 when a result is far from a plain sum in double precision, or differs by a bit between instruction sets,
-// threads or numbers of rows. Prints a digest of all results, which is the same on every machine.
+// threads or numbers of rows. Products of bf16 on AMX have their own order, which is checked against the bits of a
+// plain loop. Prints a digest of all results but these, which is the same on every machine.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +22,8 @@ int cospec_set_isa(const char* name);
 void cospec_set_threads(int threads);
 long cospec_packed_bytes(int format, long outputs, long inputs);
 void cospec_pack(int format, const void* from, long outputs, long inputs, void* to);
-Linear* cospec_linear_new(
-    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs);
+Linear* cospec_linear_new(int format, const void* weight, const float* scale, const float* bias, const int32_t* order,
+    long outputs, long inputs);
 void cospec_linear(const Linear* linear, const float* x, long rows, float* y);
 void cospec_attention(const AttentionParams* params);
 void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y);
@@ -65,12 +66,12 @@ static void near(const Floats& found, const Doubles& wanted, double tolerance, c
 }
 
 // Call `run` on every instruction set with one and two threads. All must give the same bits, which are returned.
-static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what) {
+static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what, bool amx = true) {
     Floats first;
     for (const char* isa :
-        {"base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8"})
+        {"base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"})
         for (int threads = 1; threads <= 2; threads++) {
-            if (!cospec_set_isa(isa)) continue;
+            if ((!amx && !strcmp(isa, "amx_bf16")) || !cospec_set_isa(isa)) continue;
             cospec_set_threads(threads);
             Floats found(size, -77);
             run(found.data());
@@ -105,7 +106,7 @@ static Linear* packed_linear(
     void* packed = nullptr;
     if (posix_memalign(&packed, 64, cospec_packed_bytes(format, outputs, inputs))) fail("no memory");
     cospec_pack(format, data, outputs, inputs, packed);
-    return cospec_linear_new(format, packed, scale, bias, outputs, inputs);
+    return cospec_linear_new(format, packed, scale, bias, nullptr, outputs, inputs);
 }
 
 static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
@@ -127,6 +128,31 @@ static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
     return m;
 }
 
+// Products of bf16 on AMX: the even and the odd ones of 32 inputs are a chain each.
+static void amx_products(const Matrix& m, const Floats& x, long most) {
+    if (!cospec_set_isa("amx_bf16")) return;
+    Floats wanted(most * m.outputs);
+    for (long r = 0; r < most; r++)
+        for (long o = 0; o < m.outputs; o++) {
+            float total = 0;
+            for (long k = 0; k < m.inputs; k += 32) {
+                float chains[2] = {0, 0};
+                for (long i = k; i < k + 32 && i < m.inputs; i++)
+                    chains[i % 2] = fmaf(
+                        (float)Matrix::to_bf16(x[r * m.inputs + i]), (float)m.value[o * m.inputs + i], chains[i % 2]);
+                total += chains[0] + chains[1];
+            }
+            wanted[r * m.outputs + o] = total + (float)m.bias[o];
+        }
+    for (int threads = 1; threads <= 2; threads++)
+        for (long rows = most; rows; rows--) {
+            cospec_set_threads(threads);
+            Floats found(rows * m.outputs, -77);
+            cospec_linear(m.packed, x.data(), rows, found.data());
+            if (memcmp(found.data(), wanted.data(), found.size() * sizeof(float))) fail("bf16 product of tiles");
+        }
+}
+
 static void products() {
     const long shapes[][2] = {{1, 1}, {33, 7}, {64, 16}, {70, 129}, {200, 65}, {129, 300}};
     for (int format = FP32; format <= INT8; format++)
@@ -138,10 +164,12 @@ static void products() {
             Floats all;
             for (long rows : {40, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25}) {
                 const Floats y = everywhere(
-                    rows * m.outputs, [&](float* to) { cospec_linear(m.packed, x.data(), rows, to); }, "product");
+                    rows * m.outputs, [&](float* to) { cospec_linear(m.packed, x.data(), rows, to); }, "product",
+                    format != BF16);
                 if (all.empty()) all = y;
                 if (memcmp(y.data(), all.data(), y.size() * sizeof(float))) fail("product of other rows");
             }
+            if (format == BF16) amx_products(m, x, most);
             for (long r = 0; r < most; r++) {
                 const Doubles row(x.begin() + r * m.inputs, x.begin() + (r + 1) * m.inputs);
                 const Floats y(all.begin() + r * m.outputs, all.begin() + (r + 1) * m.outputs);
@@ -156,6 +184,10 @@ static void block_products() {
     std::vector<uint8_t> blocks(outputs * row_bytes);
     for (uint8_t& byte : blocks) byte = (uint8_t)(fabsf(draw()) * 59);  // scales are small float16 numbers
     const Floats x = drawn(most * inputs);
+    std::vector<int32_t> order(inputs);
+    Floats moved(x);  // the same rows, with input i at order[i]
+    for (long i = 0; i < inputs; i++) order[i] = (int32_t)((7 * i + 3) % inputs);
+    for (long i = 0; i < most * inputs; i++) moved[i / inputs * inputs + order[i % inputs]] = x[i];
     for (int format = INT8 + 1; format < NUM_WEIGHT_FORMATS; format++) {
         Linear* const packed = packed_linear(format, blocks.data(), nullptr, nullptr, outputs, inputs);
         Floats all;
@@ -165,6 +197,11 @@ static void block_products() {
             if (all.empty()) all = y;
             if (memcmp(y.data(), all.data(), y.size() * sizeof(float))) fail("product of blocks and other rows");
         }
+        Linear ordered = *packed;
+        ordered.order = order.data();
+        const Floats y = everywhere(
+            most * outputs, [&](float* to) { cospec_linear(&ordered, moved.data(), most, to); }, "ordered product");
+        if (memcmp(y.data(), all.data(), y.size() * sizeof(float))) fail("product of blocks in another order");
         if (format != BLOCK_Q8_0) continue;
         for (long i = 0; i < most * outputs; i++) {
             const uint8_t* row = &blocks[i % outputs * row_bytes];

@@ -119,10 +119,10 @@ def test_avx_vnni_computes_the_same_bits(here: str, tmp_path: Path) -> None:
 
 AMX_COMPILER = """#!/bin/sh
 case "$*" in
-*COSPEC_ISA=amx_int8*)
+*COSPEC_ISA=amx_bf16*)
     for word; do
         shift
-        case "$word" in -mavx512*|-mamx*) ;; *) set -- "$@" "$word";; esac
+        case "$word" in -mamx*) ;; *) set -- "$@" "$word";; esac
     done
     exec g++ -include {emulation} "$@" -Og;;
 *) exec g++ -include {header} "$@" -O0;;
@@ -131,7 +131,7 @@ esac
 AMX_DETECTION = """#include <cpuid.h>
 #include <unistd.h>
 #undef __get_cpuid_count
-#define __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx) (*(edx) = 3 << 24, 1)
+#define __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx) (*(edx) = 5 << 22, 1)
 #define __builtin_cpu_supports(name) 1
 #define syscall(...) 0
 """
@@ -140,7 +140,7 @@ AMX_DETECTION = """#include <cpuid.h>
 @pytest.mark.slow
 def test_amx_computes_the_same_bits(here: str, tmp_path: Path) -> None:
     """The code for AMX runs on emulated tiles, which check their use."""
-    assert emulated_digest(tmp_path, "amx_int8", "avx2", AMX_COMPILER, AMX_DETECTION) == here
+    assert emulated_digest(tmp_path, "amx_bf16", "avx512_bf16", AMX_COMPILER, AMX_DETECTION) == here
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cpp")), ids=lambda path: path.stem)
