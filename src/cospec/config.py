@@ -230,7 +230,7 @@ class EngineConfig(Options):
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per processor.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
-            ``amx_int8``, ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the default.
+            ``neon_dot`` and ``neon_i8mm`` are experimental: never measured, never the default.
         cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend; ``--plugin``.
         speculative_config: an object with the keys below; JSON on the command line.
@@ -257,7 +257,7 @@ class EngineConfig(Options):
     attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal[
-        "auto", "base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8"
+        "auto", "base", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"
     ] = "auto"
     native: Annotated[Literal["auto", "off"], OFF] = "auto"
     pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
@@ -367,7 +367,11 @@ def read_file(path: Path) -> dict[str, Any]:
         InvalidInput: the file is unreadable, or holds no object.
     """
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        try:
+            value = json.loads(text)  # YAML refuses tabs, and reads 1e7 as a word
+        except json.JSONDecodeError:
+            value = yaml.safe_load(text)
     except OSError as error:
         raise InvalidInput("config", str(path), f"a readable file ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

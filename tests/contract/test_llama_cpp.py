@@ -16,27 +16,17 @@ from cospec.bench.request_record import Params, Prompt
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.files.gguf_writer import write_gguf
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.loading import LoadOptions, load_model, load_tokenizer
+from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from cospec.native import operators
-from harness.gguf_files import write_model
-from harness.gguf_models import MODELS, PROMPT, random_model
+from harness.llama_cpp_logits import DISTANCES, NAMES, TEXT, compute, distance, some_rows, stored, write_file
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
-TEXT = (
-    "It was a bright cold day in April, and the clocks were striking thirteen. He looked at the old house on the hill, "
-    "and he did not know what to say to his sister, who had come to the door with a candle in her hand.\n"
-    "def add(first, second):\n    return first + second\n"
-    "Question: Tom has 12 apples and gives 5 to Ann. How many are left?\nAnswer: 12 - 5 = <<12-5=7>>7\n#### 7\n"
-)
 LONG = inspect.getsource(textwrap)
 # Inputs are rounded after sums in another order, so log-probabilities differ in either direction: by 0.04 to 0.08 per
 # token (one standard deviation), and the perplexity of 1,000 tokens by 0.1% to 0.25%.
 PERPLEXITY_TOKENS, PERPLEXITY_BOUND = 1000, 0.005
-# Root mean square of the distance of logits, in standard deviations. llama.cpp rounds keys and values to float16, and
-# the inputs of K types in longer blocks. Q4_K_M has tensors of Q4_K and of Q6_K.
-DISTANCES = {"F16": 0.004, "Q8_0": 0.02, "Q4_0": 0.02, "Q4_K_M": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +42,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = resolve("zoo")
     write_gguf(path, folder, open_source(folder), "f16")
     return path
-
-
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The root mean square of the difference, in standard deviations of the logits."""
-    return float((found - wanted).square().mean().sqrt() / wanted.std())
 
 
 def quantized(whole: Path, kind: str) -> Path:
@@ -94,18 +79,10 @@ def test_logits_and_perplexity(whole: Path, kind: str) -> None:
     assert perplexity(model, ids, window=len(ids)) == pytest.approx(float(own), rel=PERPLEXITY_BOUND)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_of_every_architecture(tmp_path: Path, name: str) -> None:
-    """Random weights in float32; llama.cpp takes the long factors of a long-rope model, so cospec does too."""
-    config, values = MODELS[name]
-    path = write_model(tmp_path / "model.gguf", random_model(config), **values)
-    theirs = load(path, n_ctx=128, n_threads=1, logits_all=True)
-    theirs.eval(PROMPT)
-    wanted = torch.from_numpy(theirs.scores[: len(PROMPT)].copy())
-    model = load_model(str(path), LoadOptions(max_model_len=128))
-    assert model.pages.allocate("a", len(PROMPT))
-    found = model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
-    assert distance(found, wanted) < DISTANCES["F16"]
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stored_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    wanted = some_rows(name, compute(*write_file(name, tmp_path)))
+    torch.testing.assert_close(stored(name), wanted, atol=0.01, rtol=1e-3)  # the store rounds to float16
 
 
 def test_other_weights_are_noticed(whole: Path) -> None:

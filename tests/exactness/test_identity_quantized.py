@@ -11,7 +11,9 @@ from cospec.core.interfaces import Model
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import library
-from harness.llamas import BYTES_PER_TOKEN, PAGE, alone, llama_engine, mixed_requests, write_pair
+from harness.gguf_files import write_model
+from harness.llamas import BYTES_PER_TOKEN, PAGE, alone, llama_engine, mixed_requests, plain_model, write_pair
+from harness.quantized_checkpoints import CONFIGS, write_quantized
 from harness.toys import run_all, tokens_of
 
 pytestmark = [
@@ -37,13 +39,34 @@ def load(folder: Path, quantization: str | None) -> Model:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_of_another_format_change_no_token(folder: Path, name: str) -> None:
-    plain = alone(load(folder, name))
+    check_identity(folder, name, folder, DRAFTERS[name])
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_drafts_change_no_token_of_a_quantized_checkpoint(tmp_path: Path, kind: str) -> None:
+    plain, drafter, quantized = (tmp_path / name for name in ("plain", "drafter", "quantized"))
+    write_pair(plain, drafter, layers=2, hidden=64, intermediate=64)
+    quantized.mkdir()
+    write_quantized(plain, quantized, kind)
+    check_identity(quantized, None, drafter, None)
+
+
+def test_drafts_change_no_token_of_a_file_whose_blocks_are_converted(tmp_path: Path) -> None:
+    plain, drafter = tmp_path / "plain", tmp_path / "drafter"
+    write_pair(plain, drafter, layers=2, hidden=256, intermediate=256)
+    target = write_model(tmp_path / "target.gguf", plain_model(plain), "Q3_K", kinds={"ffn_down": "IQ4_XS"})
+    check_identity(target, None, drafter, None)
+
+
+def check_identity(target: Path, quantization: str | None, drafts: Path, drafter_quantization: str | None) -> None:
+    """Outputs with drafts, on every instruction set, natively and in Python, are those without."""
+    plain = alone(load(target, quantization))
     ways = itertools.cycle(((2, 4, "auto"), (1, 7, "auto"), (2, 4, "off")))
     for isa, (threads, k, native) in zip(library.offered(), ways, strict=False):
         library.set_isa(isa)
         library.set_threads(threads)
-        drafter = ModelDrafter(load(folder, DRAFTERS[name]), native=native == "auto")
-        running = llama_engine(load(folder, name), drafter, k, max_num_seqs=4, native=native)
+        drafter = ModelDrafter(load(drafts, drafter_quantization), native=native == "auto")
+        running = llama_engine(load(target, quantization), drafter, k, max_num_seqs=4, native=native)
         assert tokens_of(run_all(running, mixed_requests())) == plain, (isa, threads, k, native)
         metrics = running.metrics()
         assert 0 < sum(metrics.accepted_tokens.values()) < sum(metrics.draft_tokens.values())

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from benchmarks.gguf_files import Model, add_shape, finish
 from gguf.constants import GGMLQuantizationType, TokenType
-from gguf.quants import quantize
 from numpy.typing import NDArray
+
+from harness.gguf_quantizers import quantize
 
 ARCHITECTURES = {
     "llama": "llama",

@@ -34,11 +34,11 @@ SEEDED = SamplingParams(temperature=0.8, max_tokens=16, seed=3, n=2)
 BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, float32
 
 
-def write_pair(target: Path, drafter: Path, *, layers: int = 3) -> None:
+def write_pair(target: Path, drafter: Path, *, layers: int = 3, hidden: int = 32, intermediate: int = 48) -> None:
     """A target, and a drafter that is the target with a little noise on its weights."""
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     model = transformers.LlamaForCausalLM(config).float().eval()

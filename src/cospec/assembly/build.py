@@ -31,6 +31,7 @@ from cospec.core.plugin_base import Drafter
 from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.distributed.pipeline_parallel_verifier import PipelineParallelVerifier
+from cospec.distributed.stage_processes import Launch, launch_here
 from cospec.drafters.pool.options import check_cores
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
@@ -75,18 +76,21 @@ def default_drafter(model: str) -> str | None:
     return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, launch: Launch = launch_here) -> Engine:
     """Load the models that ``config`` names, and build an engine around these models.
+
+    Args:
+        launch: starts the process of a shard of the target, where ``config`` names no stage hosts.
 
     Raises:
         CospecError: a model, option or combination that cannot be served, in one sentence.
     """
-    return Engine(build_components(config), config)
+    return Engine(build_components(config, launch), config)
 
 
-def build_components(config: EngineConfig) -> EngineComponents:
+def build_components(config: EngineConfig, launch: Launch = launch_here) -> EngineComponents:
     """Load and connect everything that ``config`` names, and log what it is. Raises ``CospecError`` in one sentence."""
-    parts, drafts = _build(config)
+    parts, drafts = _build(config, launch)
     paths = parts.model_paths or (() if parts.model_path is None else (parts.model_path,))
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
@@ -101,7 +105,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
     return replace(parts, closers=(population.stop, *parts.closers))
 
 
-def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
+def _build(config: EngineConfig, launch: Launch) -> tuple[EngineComponents, str]:
     """The components, and a description of what drafts."""
     import_plugins(config.plugins)
     share_cores(config)
@@ -113,7 +117,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     path = resolve(config.model)
     models = [(str(path), options), *_drafting(speculative, config.model, options)]
     options = replace(options, budget=cache_budget(models), keep_hidden_states=_reads_hidden_states(speculative))
-    target, end_target = load_target(config, models, options)
+    target, end_target = load_target(config, models, options, launch)
     options = replace(options, keep_hidden_states=False)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(

@@ -9,6 +9,7 @@ import torch
 
 from cospec.errors import ModelError
 from cospec.models.config_cache import PlainConfig, store_config, stored_config
+from cospec.models.files.source import MULTIMODAL
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.hf_tokenizer import tokenizer_of
@@ -21,7 +22,7 @@ LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 def hf_config(name: str, folder: Path) -> Any:
-    """Return transformers' configuration of a model's folder.
+    """Return transformers' configuration of a model's folder; of a multimodal model that of its text model.
 
     Raises:
         ModelError: the type is unknown, or needs code of the folder.
@@ -34,6 +35,7 @@ def hf_config(name: str, folder: Path) -> Any:
         except Exception as error:
             # Configurations of unknown types, or with their own code, end here with an error.
             raise ModelError(f"The configuration of {name} cannot be used: {first_line(error)}.") from error
+    config = config.text_config if config.model_type in MULTIMODAL else config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the source of the weights unpacks them; transformers would do so again
     return config

@@ -55,12 +55,12 @@ class _Mkldnn(nn.Module):
 class _RoundedInputs(nn.Module):
     """A float32 product of inputs that the weight format rounds."""
 
-    def __init__(self, product: nn.Module, format: WeightFormat) -> None:
+    def __init__(self, product: nn.Module, weight: StoredWeight) -> None:
         super().__init__()
-        self.product, self._format = product, format
+        self.product, self._format, self._order = product, weight.format, weight.order
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.product(self._format.round_inputs(x))
+        result: Tensor = self.product(self._format.round_in_order(x, self._order))
         return result
 
 
@@ -82,7 +82,7 @@ def _stock(module: Callable[[Tensor, Tensor | None], nn.Module]) -> Build:
 
     def build(weight: StoredWeight, bias: Tensor | None) -> nn.Module:
         product = module(weight.decode(), bias)
-        return _RoundedInputs(product, weight.format) if weight.format.rounds_inputs else product
+        return _RoundedInputs(product, weight) if weight.format.rounds_inputs else product
 
     return build
 

@@ -151,12 +151,13 @@ class _Decoded(NamedTuple):
     """A linear layer with the value of its weight."""
 
     format: WeightFormat
+    order: Tensor | None
     value: Tensor
     bias: Tensor | None
 
     def product(self, x: Tensor) -> Tensor:
         """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
-        return F.linear(self.format.round_inputs(x), self.value, self.bias)
+        return F.linear(self.format.round_in_order(x, self.order), self.value, self.bias)
 
 
 class TorchRunner:
@@ -187,7 +188,7 @@ class TorchRunner:
     def _decoded(self, linear: LinearWeights) -> _Decoded:
         """Return the value of the weight in the dtype of the states."""
         weight = linear.weight
-        return _Decoded(weight.format, weight.decode(self._weights.embedding.dtype), linear.bias)
+        return _Decoded(weight.format, weight.order, weight.decode(self._weights.embedding.dtype), linear.bias)
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cospec.errors import ModelError
+from cospec.models.shard import Shard
 from cospec.models.weights.format import LinearWeights, ReadWeight, StoredWeight, WeightFormat
 from cospec.native import operators
 from cospec.registry import WEIGHT_FORMATS
@@ -91,12 +92,13 @@ class ExpertWeights:
     def expert_gate_up(self, number: int) -> tuple[StoredWeight, StoredWeight]:
         """Return gate and input of an expert."""
         size = self.gate_up.outputs // self.count // 2
-        return _outputs(self.gate_up, 2 * number * size, size), _outputs(self.gate_up, (2 * number + 1) * size, size)
+        first = 2 * number * size
+        return self.gate_up.some_outputs(first, size), self.gate_up.some_outputs(first + size, size)
 
     def expert_down(self, number: int) -> StoredWeight:
         """Return the second product of an expert."""
         size = self.down.outputs // self.count
-        return _outputs(self.down, number * size, size)
+        return self.down.some_outputs(number * size, size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,12 +211,11 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
 
 
 def joined(layers: Sequence[LinearWeights]) -> tuple[LinearWeights, ...]:
-    """Join neighbours of the same format and the same use of a bias."""
+    """Join neighbours of the same format, order of inputs and use of a bias."""
     found: list[LinearWeights] = []
     for layer in layers:
         last = found[-1] if found else None
-        same = last is not None and last.weight.format.name == layer.weight.format.name
-        if last is not None and same and (last.bias is None) == (layer.bias is None):
+        if last is not None and last.weight.joins(layer.weight) and (last.bias is None) == (layer.bias is None):
             found[-1] = last.join(layer)
         else:
             found.append(layer)
@@ -305,26 +306,26 @@ class _Layers(Sequence[LayerWeights]):
         return kinds.index(config.layer_types[number]) if kinds else 0
 
 
-def _outputs(weight: StoredWeight, start: int, count: int) -> StoredWeight:
-    """Return some outputs of a weight."""
-    return StoredWeight(weight.format, tuple(part[start : start + count] for part in weight.parts), weight.inputs)
-
-
 def halves(linear: LinearWeights) -> tuple[LinearWeights, LinearWeights]:
     """Cut a linear layer into the first and the second half of its outputs."""
     weight, middle = linear.weight, linear.weight.outputs // 2
-    first, second = _outputs(weight, 0, middle), _outputs(weight, middle, middle)
+    first, second = weight.some_outputs(0, middle), weight.some_outputs(middle, middle)
     if linear.bias is None:
         return LinearWeights(first, None), LinearWeights(second, None)
     return LinearWeights(first, linear.bias[:middle]), LinearWeights(second, linear.bias[middle:])
 
 
 def read_weights(
-    model: Any, format: WeightFormat, read: ReadWeight | None = None, table: StoredWeight | None = None
+    model: Any,
+    format: WeightFormat,
+    read: ReadWeight | None = None,
+    table: StoredWeight | None = None,
+    shard: Shard = Shard(),
 ) -> LlamaWeights:
     """Read the weights of a loaded transformers model into a format; unchanged weights are not copied.
 
     Args:
+        shard: the part that the model is. One row stands for an embedding or an output layer that no forward reads.
         read: reads a linear weight by the name of its module; None reads the module's own weight.
         table: the embedding in blocks, instead of the module's.
 
@@ -338,13 +339,15 @@ def read_weights(
     layers = _Layers(model, read or (lambda _, weight: format.read(weight.flatten(0, -2))))
     attention = inner.layers[0].self_attn
     frequencies, rotary_scale = _frequencies(config, inner.rotary_emb)
+    embedding = inner.embed_tokens.weight.detach()
+    unread = LinearWeights(format.read(embedding[:1]), None)
     return LlamaWeights(
         format=format,
         layers=layers,
-        embedding=inner.embed_tokens.weight.detach(),
+        embedding=embedding if shard.first else embedding[:1].clone(),
         table=table,
         final_norm=layers.norm(inner.norm),
-        head=layers.linear("lm_head", model.lm_head),
+        head=layers.linear("lm_head", model.lm_head) if shard.last else unread,
         frequencies=frequencies,
         rotary_scale=rotary_scale,
         heads=config.num_attention_heads,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from cospec.errors import InvalidInput
 from cospec.models.files.source import WeightSource
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_formats import cache_dtype
+from cospec.models.kv_cache_formats import cache_dtype, dtype_name
 from cospec.models.linear import choose_linear
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
 from cospec.models.memory import CacheBudget
 from cospec.models.model_folder import check_stored, read_config, resolve
+from cospec.models.part_source import LLAMA_NAMES, ModuleNames, PartSource
 from cospec.models.shard import Shard
 from cospec.models.weight_cache import NO_CACHE, WeightCache
-from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, bytes_of, choose_format
 from cospec.plugin_options import ModelOptions
 
 
@@ -74,6 +76,7 @@ class Recipe:
 
     Attributes:
         fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
+        part: the same as ``source``, of a part of a model; see ``of_part``.
     """
 
     name: str
@@ -86,11 +89,36 @@ class Recipe:
     source: WeightSource
     options: LoadOptions
     fused: bool = False
+    part: PartSource | None = None
 
     @property
     def convert(self) -> bool:
-        """Whether weights in blocks get another format."""
-        return self.options.quantization is not None or self.device.type != "cpu"
+        """Whether weights in blocks get another format; an adapter is merged into floats."""
+        return self.options.quantization is not None or self.device.type != "cpu" or self.adapter is not None
+
+    @property
+    def formats(self) -> str:
+        """The formats of the weights in memory, with their shares of the bytes."""
+        return self.source.formats(self.format, self.convert)
+
+    @property
+    def in_layers(self) -> Recipe:
+        """The same for counts, where transformers' layers hold the weights."""
+        return replace(self, source=self.source.in_layers(self.linear == "native"))
+
+    @property
+    def expansion(self) -> str:
+        """A sentence about quantized weights that become floats; empty without any."""
+        names = self.source.expanded(self.format, self.convert)
+        if not names:
+            return ""
+        packed = [self.source.quantized[name] for name in names]
+        size = bytes_of(self.format, [self.source.shapes[name] for name in names])
+        types = ", ".join(f"{count} in {type}" for type, count in Counter(each.type for each in packed).most_common())
+        return (
+            f"Quantized weights of {self.name} become {dtype_name(self.dtype)}, which takes "
+            f"{size / sum(each.bytes for each in packed):.1f} times their bytes: {types}."
+        )
 
     @property
     def read(self) -> ReadWeight | None:
@@ -106,11 +134,15 @@ class Recipe:
     def direct(self) -> bool:
         """Whether linear weights go from the files to their format, without a transformers module.
 
-        An adapter is merged into modules. Names that transformers changes at load need its modules too, and so do the
-        parts of a sharded model, whose tensors are cut.
+        An adapter is merged into modules. Names that transformers changes at load need its modules too.
         """
-        plain = self.adapter is None and self.options.shard.whole
-        return plain and self.device.type == "cpu" and (self.source.packed or self.fused)
+        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
+
+    def of_part(self, config: Any, names: ModuleNames = LLAMA_NAMES) -> Recipe:
+        """Return the recipe that reads the weights of ``options.shard``; ``config`` is of the whole model."""
+        shard = self.options.shard
+        part = None if shard.whole else PartSource(self.source, config, shard, names)
+        return self if part is None else replace(self, source=part, part=part)
 
     @property
     def state_dtype(self) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cospec.core.interfaces import Model
-from cospec.errors import InvalidInput, ModelError
+from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.files.array_file import ArrayMemory, PackedModel
@@ -38,9 +38,11 @@ from cospec.models.memory import (
 )
 from cospec.models.model_folder import configurations, resolve, weight_files
 from cospec.models.model_runner import ModelRunner, check_numbers
-from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
+from cospec.models.part_source import ModuleNames, check_columns
+from cospec.models.shard import SumShards, check_shards, shard_config
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.weight_cache import NO_CACHE
+from cospec.models.weights.format import same_order
 from cospec.native import llama_weight_packing
 from cospec.native.library import release_memory
 
@@ -85,7 +87,7 @@ def cache_budget(models: Sequence[tuple[str, LoadOptions]]) -> CacheBudget:
         ModelError, InvalidInput: as in ``load_model``.
     """
     _, options = models[0]
-    needs = [_need(make_recipe(name, own)) for name, own in models]
+    needs = [_need(planned_recipe(name, own)) for name, own in models]
     return divide(needs, choose_device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
 
@@ -99,7 +101,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
         ModelError, InvalidInput: as in ``load_model``, also if memory does not suffice.
     """
     _, options = models[0]
-    recipes = [make_recipe(name, own) for name, own in models]
+    recipes = [planned_recipe(name, own) for name, own in models]
     needs = [_need(recipe) for recipe in recipes]
     target, config = recipes[0], model_config(recipes[0].name, recipes[0].folder)
     length = length_of(config.get_text_config(), target.name, options.max_model_len)
@@ -109,7 +111,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
     pages = pages_for(target.name, replace(budget, token=token), (), target.cache_dtype, options.page_size, room)
     return MemoryPlan(
         weights=tuple(
-            PlannedWeights(recipe.name, recipe.format.name, need.weights)
+            PlannedWeights(recipe.name, recipe.formats, need.weights)
             for recipe, need in zip(recipes, needs, strict=True)
         ),
         cache_dtypes=tuple(dtype_name(recipe.cache_dtype) for recipe in recipes),
@@ -121,6 +123,13 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
     )
 
 
+def planned_recipe(name: str, options: LoadOptions) -> Recipe:
+    """Return the recipe of a model for counts: its source holds what will be in memory. Raises as ``load_model``."""
+    recipe = make_recipe(name, options)
+    slow = _why_not_fused(model_config(recipe.name, recipe.folder), recipe)
+    return recipe.in_layers if slow else recipe
+
+
 def _need(recipe: Recipe) -> MemoryNeed:
     weights = recipe.source.num_bytes(recipe.format, recipe.convert)
     return need_of(model_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
@@ -128,8 +137,10 @@ def _need(recipe: Recipe) -> MemoryNeed:
 
 def _assemble(recipe: Recipe) -> Model:
     config = fix_frequencies(model_config(recipe.name, recipe.folder), recipe.options.max_model_len)
-    if _takes_fused(config, recipe):
-        return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
+    reason = _why_not_fused(config, recipe)
+    _log_forward(recipe, reason)
+    if not reason:
+        return _fused_model(config, recipe)
     from cospec.models import hf  # imports most of torch
 
     with hf_logging_off():
@@ -172,12 +183,7 @@ def check_division(name: str, options: LoadOptions) -> int:
     recipe = make_recipe(name, options)
     config, shard = model_config(recipe.name, recipe.folder), options.shard
     check_shards(config, shard.stages, shard.ranks)
-    if recipe.adapter is not None:
-        raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for a LoRA adapter")
-    if recipe.source.packed:
-        raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for weights that the file stores packed")
-    if shard.ranks > 1 and options.quantization is not None:
-        raise InvalidInput("tensor_parallel_size", shard.ranks, f"1 with quantization {options.quantization}")
+    check_columns(recipe.source, config, shard.ranks, recipe.format, recipe.convert)
     return int(config.vocab_size)
 
 
@@ -194,7 +200,9 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
     whole = fix_frequencies(model_config(name, recipe.folder), options.max_model_len)
     check_shards(whole, shard.stages, shard.ranks)
     config = shard_config(whole, shard)
-    if not _takes_fused(config, recipe):
+    reason = _why_not_fused(config, recipe)
+    _log_forward(recipe, reason)
+    if reason:
         return _hf_stage(recipe, sum)
     if recipe.device.type == "cpu":
         from cospec.native.llama_stage import NativeStage
@@ -218,9 +226,10 @@ def _hf_stage(recipe: Recipe, sum: SumShards | None) -> StageForward:
     with hf_logging_off():
         whole = _hf_config(recipe)
         config = shard_config(whole, shard)
+        recipe = recipe.of_part(whole, ModuleNames.of(config))
         model = _weights(config, recipe, recipe.state_dtype)
         if recipe.device.type == "cpu":
-            replace_linears(model, recipe.linear, recipe.format)
+            replace_linears(model, recipe.linear, recipe.format, recipe.read)
         attention, cache, _ = _checked(model, hf.probe(model), config, recipe)
     return PythonStage(hf_stage.HFStage(model, whole, cache, attention, shard, sum), cache, shard)
 
@@ -258,12 +267,16 @@ def _llama_shapes(weights: LlamaWeights) -> list[LayerShape]:
 
 
 def _llama_weights(recipe: Recipe) -> LlamaWeights:
-    table = recipe.table
-    elsewhere = [] if table is None else [EMBEDDING]
-    without = elsewhere + (recipe.source.experts if recipe.direct else [])
+    shard = recipe.options.shard
     with hf_logging_off():
-        model = _weights(shard_config(_hf_config(recipe), recipe.options.shard), recipe, recipe.dtype, without)
-    return read_weights(model, recipe.format, recipe.read, table)
+        whole = _hf_config(recipe)
+        recipe = recipe.of_part(whole)
+        recipe = replace(recipe, fused=EMBEDDING in recipe.source.shapes)
+        table = recipe.table if shard.first else None
+        elsewhere = [] if shard.first and table is None else [EMBEDDING]
+        without = elsewhere + (recipe.source.experts if recipe.direct else [])
+        model = _weights(shard_config(whole, shard), recipe, recipe.dtype, without)
+    return read_weights(model, recipe.format, recipe.read, table, shard)
 
 
 def _packed(config: Any, recipe: Recipe) -> PackedModel:
@@ -300,8 +313,17 @@ def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, r
     return KVCache(shapes, pages, recipe.cache_dtype, recipe.device, attention.by_head), max_len
 
 
-def _takes_fused(config: Any, recipe: Recipe) -> bool:
-    return not _why_not_fused(config, recipe)
+def _log_forward(recipe: Recipe, reason: str) -> None:
+    """Log which weights become floats, and why a CPU runs transformers' layers; the first part of a model logs."""
+    options, shard = recipe.options, recipe.options.shard
+    if not shard.first or shard.rank:
+        return
+    if expansion := (recipe.in_layers if reason else recipe).expansion:
+        log.warning("%s", expansion)
+    if reason and recipe.device.type == "cpu":
+        chosen = {options.fused, options.linear_backend, options.attention_backend} - {"auto", "native"}
+        level = logging.INFO if chosen else logging.WARNING
+        log.log(level, "%s runs in transformers' layers, because the model %s.", recipe.name, reason)
 
 
 def _why_not_fused(config: Any, recipe: Recipe) -> str:
@@ -314,18 +336,21 @@ def _why_not_fused(config: Any, recipe: Recipe) -> str:
     if reason := why_not(config):
         return reason
     if not _same_gates(recipe):
-        return "has gate and up projections of different weight formats"
+        return "has gate and up projections of different weight formats or orders of inputs"
     if recipe.device.type == "cuda":
         return "has experts" if has_experts(config) else ""
     native = _attention(recipe, ()).native_forward and recipe.linear == "native"
-    return "" if native else "has a back end that is not native"
+    return "" if native else "takes a back end that is not native"
 
 
 def _same_gates(recipe: Recipe) -> bool:
-    """Whether the two projections that enter a feed-forward have one format in every layer."""
-    kinds = {} if recipe.convert else recipe.source.kinds
+    """Whether the two projections that enter a feed-forward have one format, and order of inputs, in every layer."""
+    if recipe.convert:
+        return True
+    kinds, orders = recipe.source.kinds, recipe.source.orders
     gates = [name for name in recipe.source.shapes if name.endswith(".gate_proj.weight")]
-    return all(kinds.get(name) == kinds.get(name.replace(".gate_proj.", ".up_proj.")) for name in gates)
+    pairs = [(name, name.replace(".gate_proj.", ".up_proj.")) for name in gates]
+    return all(kinds.get(a) == kinds.get(b) and same_order(orders.get(a), orders.get(b)) for a, b in pairs)
 
 
 def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
@@ -338,8 +363,8 @@ def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[
     try:
         loaded = torch.float32 if merged else dtype
         tensors = recipe.source.state_dict(loaded, without) if recipe.direct else None
-        if not recipe.options.shard.whole:
-            tensors = part_tensors(config, hf_config(recipe.name, recipe.folder), recipe.options.shard, recipe.folder)
+        if tensors is None and not recipe.options.shard.whole:
+            tensors = {name: recipe.source.read(name).to(loaded) for name in recipe.source.shapes}
         options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
         model, report = hf_model(recipe.folder, config, loaded, **options)
     except Exception as error:
@@ -351,7 +376,7 @@ def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[
     if missing:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
-        merge(model, recipe.adapter)
+        merge(model, recipe.adapter, recipe.part)
     if recipe.dtype is not torch.float32 and model.dtype is torch.float32 and not recipe.direct:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(recipe.dtype).float()

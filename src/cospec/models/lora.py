@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from cospec.errors import ModelError
+from cospec.models.files.source import text_name
 from cospec.models.model_folder import resolve
+from cospec.models.part_source import PartSource
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -128,30 +130,45 @@ def _check_options(folder: Path, given: Mapping[str, Any]) -> None:
         )
 
 
-def merge(model: nn.Module, adapter: AdapterFolder) -> None:
+def merge(model: nn.Module, adapter: AdapterFolder, part: PartSource | None = None) -> None:
     """Add an adapter to the weights of its base model in place, in float32.
+
+    Args:
+        part: of the base that ``model`` is; None for the whole base.
 
     Raises:
         ModelError: the weights are unreadable, no LoRA weights, or do not fit the model.
     """
     import torch
 
+    config: Any = model.config
+    changed = False
     for module, (a, b) in _factors(adapter).items():
-        try:
-            weight = model.get_submodule(module).weight
-        except AttributeError:
-            raise _misfit(adapter, f"holds weights for {module}, which its base lacks") from None
         rank = a.shape[0]
-        if not isinstance(weight, torch.Tensor) or a.ndim != 2 or b.ndim != 2 or b.shape[1] != rank:
+        if a.ndim != 2 or b.ndim != 2 or b.shape[1] != rank:
             raise _misfit(
                 adapter, f"has factors {_sizes(b)} and {_sizes(a)} for {module}, which are no matrices to join"
             )
         update = adapter.scale(module, rank) * (b.float() @ a.float())
         update = update.T if adapter.transposed else update
+        name = text_name(module) if config.model_type == "gemma3_text" else module
+        if part is not None and name is not None:
+            name, update = part.own_update(name, update)
+        if name is None:
+            continue
+        changed = True
+        try:
+            weight = model.get_submodule(name).weight
+        except AttributeError:
+            raise _misfit(adapter, f"holds weights for {module}, which its base lacks") from None
+        if not isinstance(weight, torch.Tensor):
+            raise _misfit(adapter, f"holds weights for {module}, which has no matrix")
         if update.shape != weight.shape:
             raise _misfit(adapter, f"has an update {_sizes(update)} for {module}, whose weight is {_sizes(weight)}")
         with torch.no_grad():
             weight.copy_((weight.float() + update.to(weight.device)).to(weight.dtype))
+    if part is None and not changed:
+        raise _misfit(adapter, "holds weights of no module that writes text")
 
 
 def _factors(adapter: AdapterFolder) -> dict[str, tuple[Tensor, Tensor]]:

@@ -51,10 +51,10 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWeights:
-    """The weights of one model: its name, the name of the weight format, and the bytes."""
+    """The weights of one model: its name, the weight formats with their shares, and the bytes."""
 
     model: str
-    format: str
+    formats: str
     bytes: int
 
 

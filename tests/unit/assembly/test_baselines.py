@@ -10,6 +10,7 @@ import pytest
 
 from cospec import LLM, SamplingParams
 from cospec.config import EngineConfig, read_file
+from cospec.metrics.engine_counters import EngineMetrics
 
 FOLDER = Path("examples/baselines")
 NAMES = ("plain", "one-drafter", "specinfer", "pipeinfer", "cosine")
@@ -23,18 +24,28 @@ PROMPTS = ["The sum of 2 and 3 is", "def add(a, b):"]
 
 
 @cache
-def written(name: str) -> list[tuple[int, ...]]:
+def ran(name: str) -> tuple[list[tuple[int, ...]], EngineMetrics]:
+    """The outputs of all prompts at once and of the last prompt alone, and what the engine counted."""
     with LLM(**read_file(FOLDER / f"{name}.yaml"), **SMALL) as llm:
-        found = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
-    return [tuple(each.outputs[0].token_ids) for each in found]
+        found = [
+            output
+            for prompts in (PROMPTS, PROMPTS[-1:])
+            for output in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+        ]
+        return [tuple(each.outputs[0].token_ids) for each in found], llm.engine.metrics()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_baseline_writes_the_plain_output(name: str) -> None:
-    assert written(name) == written("plain")
+    assert ran(name)[0] == ran("plain")[0]
     prices = EngineConfig.build(read_file(FOLDER / f"{name}.yaml")).prices
     assert prices["target"] == 4
     assert (sum(prices.values()) > 4) == (name != "plain")
+
+
+def test_pipeinfer_has_windows_in_flight_and_cancels_refuted_windows() -> None:
+    _, metrics = ran("pipeinfer")
+    assert metrics.drafts_ahead["in flight"] > 0 < metrics.cancelled_steps
 
 
 def test_every_file_is_a_named_baseline() -> None:

@@ -55,7 +55,7 @@ def texts(config: EngineConfig) -> tuple[dict[str, tuple[int, ...]], int]:
 
 
 def formats(config: EngineConfig) -> list[str]:
-    return [each.format for each in memory_plan_of(config)[0].weights]
+    return [each.formats for each in memory_plan_of(config)[0].weights]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_target_in_fewer_bits_drafts_for_itself(pair: tuple[Path, Path]) -> 
     speculative = {"method": "draft_model", "model": str(pair[0]), "quantization": "int8", "num_speculative_tokens": 3}
     plan, _ = memory_plan_of(config_of(pair[0], speculative, dtype="float32"))
     target, drafter = plan.weights
-    assert target.model == drafter.model and (target.format, drafter.format) == ("fp32", "int8")
+    assert target.model == drafter.model and (target.formats, drafter.formats) == ("fp32", "int8")
     assert drafter.bytes < 0.4 * target.bytes
     assert plan.bytes == target.bytes + drafter.bytes + plan.token_bytes * plan.kv_cache_tokens
     found, accepted = texts(config_of(pair[0], speculative, dtype="float32"))

@@ -72,6 +72,41 @@ def test_reading_rounds_to_near_values(name: str) -> None:
     assert lost < 2.6 * 2.0**-bits, lost
 
 
+@native
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("restored_kernels")
+def test_blocks_may_hold_the_inputs_in_another_order(name: str) -> None:
+    format = block_format(name)
+    inputs = 2 * format.block_size
+    blocks = torch.from_numpy(random_blocks(format, 80).reshape(40, -1))
+    generator = torch.Generator().manual_seed(1)
+    order, x = torch.randperm(inputs, generator=generator), torch.randn(64, inputs, generator=generator)
+    sorted_weight, weight = format.from_blocks(blocks, inputs), format.from_blocks(blocks, inputs, order)
+    assert torch.equal(weight.decode()[:, order], sorted_weight.decode())
+    layer, wanted = operators.PackedLinear(weight, None), operators.PackedLinear(sorted_weight, None)(x[:, order])
+    for isa in library.offered():
+        library.set_isa(isa)
+        for threads in (1, 2):
+            library.set_threads(threads)
+            for rows in (1, 2, 3, 5, 8, 17, 64):
+                assert torch.equal(layer(x[:rows]), wanted[:rows]), (isa, threads, rows)
+    readable = format.product(x.double(), weight)
+    size = x.double().abs().sum(1, keepdim=True) * weight.decode(torch.float64).abs().amax(1)
+    assert bool(((wanted.double() - readable).abs() <= 1e-5 * size + 1e-30).all())
+
+
+def test_only_weights_of_one_order_join() -> None:
+    read, order = Q8_0().read(torch.randn(32, 64)), torch.arange(64).roll(1)
+    first, same = (Q8_0().from_blocks(read.parts[0], 64, order.clone()) for _ in range(2))
+    assert (
+        read.joins(read)
+        and first.joins(same)
+        and torch.equal(first.join([same]).decode(), torch.cat([first.decode()] * 2))
+    )
+    assert not first.joins(read) and not read.joins(first)
+    assert not first.joins(Q8_0().from_blocks(read.parts[0], 64, order.roll(1)))
+
+
 def test_blocks_of_other_sizes_are_refused() -> None:
     for blocks in (torch.zeros(3, 33, dtype=torch.uint8), torch.zeros(3, 34), torch.zeros(34, dtype=torch.uint8)):
         with pytest.raises(InvalidInput, match=r"blocks of q8_0 is .*; allowed is uint8 \[out, 34\] for 32 inputs"):

@@ -44,7 +44,7 @@ def test_values_and_aliases(tmp_path: Path, kind: str) -> None:
     assert why_not(stored) == why_not(expected)
 
 
-def test_a_changed_configuration_is_read_anew(tmp_path: Path) -> None:
+def test_a_changed_configuration_is_read_again(tmp_path: Path) -> None:
     transformers.LlamaConfig(**SHAPE).save_pretrained(tmp_path)
     assert model_config("m", tmp_path).vocab_size == 64
     transformers.LlamaConfig(**{**SHAPE, "vocab_size": 65}).save_pretrained(tmp_path)
@@ -52,9 +52,17 @@ def test_a_changed_configuration_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_parts_are_not_stored(tmp_path: Path) -> None:
-    transformers.Gemma3Config(text_config=SHAPE).save_pretrained(tmp_path)
+    transformers.LlavaConfig(text_config={"model_type": "llama", **SHAPE}).save_pretrained(tmp_path)
     found = [model_config("m", tmp_path) for _ in range(2)]
-    assert all(isinstance(each, transformers.Gemma3Config) for each in found)
+    assert all(isinstance(each, transformers.LlavaConfig) for each in found)
+
+
+def test_a_text_model_that_runs_alone_is_stored(tmp_path: Path) -> None:
+    transformers.Gemma3Config(text_config=SHAPE).save_pretrained(tmp_path)
+    first, second = (model_config("m", tmp_path) for _ in range(2))
+    assert isinstance(first, transformers.Gemma3TextConfig) and isinstance(second, PlainConfig)
+    assert first.model_type == second.model_type == "gemma3_text"
+    assert first.vocab_size == second.vocab_size == SHAPE["vocab_size"]
 
 
 def imported(code: str) -> list[str]:

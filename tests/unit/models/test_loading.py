@@ -25,7 +25,7 @@ from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache
 from cospec.models.llama import read_weights
-from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
+from cospec.models.loading import LoadOptions, load_model, load_tokenizer, memory_plan, resolve
 from cospec.native import operators
 from harness.tiny import in_bfloat16
 
@@ -299,6 +299,27 @@ class _Shift(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.inner(x + x.roll(1, dims=1))
         return result
+
+
+@pytest.mark.parametrize(
+    ("options", "level"),
+    [
+        ({"fused": "never"}, "INFO"),
+        ({"linear_backend": "torch"}, "INFO"),
+        ({"attention_backend": "sdpa"}, "INFO"),
+        ({}, None),
+    ],
+)
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+def test_the_reason_of_the_slow_forward_is_logged(
+    saved: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], level: str | None
+) -> None:
+    with caplog.at_level("INFO", "cospec.models.loading"):
+        assert (load_model(str(saved), LoadOptions(**options)).native_forward is None) == (level is not None)
+    reason = memory_plan([(str(saved), LoadOptions(**options))]).slow
+    said = [(each.levelname, each.getMessage()) for each in caplog.records if each.name == "cospec.models.loading"]
+    sentence = f"{saved} runs in transformers' layers, because the model {reason}."
+    assert said == ([] if level is None else [(level, sentence)])
 
 
 def test_layers_that_mix_rows_are_found() -> None:

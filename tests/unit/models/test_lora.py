@@ -16,8 +16,10 @@ from cospec.cli.models import HEAD, members
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models import model_folder as folders
-from cospec.models.loading import LoadOptions, load_model, load_tokenizer
+from cospec.models.loading import LoadOptions, load_model, load_tokenizer, memory_plan
 from cospec.models.lora import base_folder, is_adapter
+from harness.gguf_files import write_model
+from harness.gguf_models import MODELS, random_model
 from harness.tiny import in_bfloat16
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
@@ -94,6 +96,16 @@ def test_a_merged_adapter_is_the_adapted_model(base: Any, tmp_path: Path, fused:
     expected = by_layers(base, tensors, 8 / 3)
     assert torch.allclose(run(adapted, fused=fused), expected, atol=2e-4)
     assert not torch.allclose(run(tmp_path / "base", fused=fused), expected, atol=0.1)
+
+
+def test_an_adapter_turns_blocks_into_floats(tmp_path: Path) -> None:
+    model = random_model(MODELS["llama"][0])
+    file = write_model(tmp_path / "base.gguf", model, "Q4_0")
+    adapter = write(tmp_path / "a", factors(model), base_model_name_or_path=str(file))
+    (planned,) = memory_plan([(str(adapter), LoadOptions(device="cpu"))]).weights
+    assert planned.formats == "fp32"
+    assert planned.bytes == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert "q4_0" in memory_plan([(str(file), LoadOptions(device="cpu"))]).weights[0].formats
 
 
 @pytest.mark.parametrize(

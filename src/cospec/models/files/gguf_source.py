@@ -12,10 +12,11 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cospec.errors import ModelError
+from cospec.errors import InvalidInput, ModelError
+from cospec.models.files.gguf_block_conversions import CONVERSIONS
 from cospec.models.files.gguf_config import ROPE_FACTORS, Values, architecture, read_config
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
-from cospec.models.files.source import WeightSource
+from cospec.models.files.source import PackedWeight, WeightSource
 from cospec.registry import WEIGHT_FORMATS
 
 MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -52,7 +53,8 @@ TYPES = (
     "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0", "mxfp4",
 )  # fmt: skip
 """Types of tensors that can be read."""
-_BLOCKS = [kind for kind in TYPES if kind in WEIGHT_FORMATS and kind not in _FLOATS]
+_FORMATS = {kind: kind for kind in TYPES if kind in WEIGHT_FORMATS and kind not in _FLOATS}
+_FORMATS |= {kind: conversion.format for kind, conversion in CONVERSIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,21 @@ class GgufSource(WeightSource):
         self.file = GgufFile.open(path, texts=False)
         self._entries = _entries(self.file)
         self.shapes = {name: _shape(entry) for name, entry in self._entries.items()}
+        formats = {
+            name: {_FORMATS.get(tensor.type) for tensor in entry.tensors} for name, entry in self._entries.items()
+        }
         self.kinds = {
-            name: entry.tensors[0].type
-            for name, entry in self._entries.items()
-            if len(self.shapes[name]) > 1
-            and {tensor.type for tensor in entry.tensors} <= {entry.tensors[0].type}
-            and entry.tensors[0].type in _BLOCKS
+            name: kind
+            for name, (kind, *others) in formats.items()
+            if kind and not others and len(self.shapes[name]) > 1
         }
         self.float16 = {
             name for name, entry in self._entries.items() if {tensor.type for tensor in entry.tensors} == {"f16"}
+        }
+        self.quantized = {
+            name: PackedWeight("+".join(sorted(own)), sum(tensor.data.nbytes for tensor in entry.tensors))
+            for name, entry in self._entries.items()
+            if len(self.shapes[name]) > 1 and not (own := {tensor.type for tensor in entry.tensors}) <= set(_FLOATS)
         }
         types = self.types()
         most = max(types, key=lambda name: types[name])
@@ -117,8 +125,13 @@ class GgufSource(WeightSource):
         return _value(part, part.data)[0]
 
     def blocks(self, name: str) -> Tensor:
-        """See ``WeightSource``; the result is mapped unless rows change places, or tensors are joined."""
-        rows = self._rows(self._entries[name])
+        """See ``WeightSource``; the result is mapped unless rows change places, or tensors are converted or joined.
+
+        Raises:
+            InvalidInput: a tensor has a scale that its format cannot hold.
+        """
+        entry = self._entries[name]
+        rows = [self._converted(tensor, rows) for tensor, rows in zip(entry.tensors, self._rows(entry), strict=True)]
         joined = rows[0] if len(rows) == 1 else np.concatenate(rows, 1)
         return torch.from_numpy(joined.reshape(-1, joined.shape[-1]))
 
@@ -128,6 +141,15 @@ class GgufSource(WeightSource):
         for tensor in self.file.tensors.values():
             found[tensor.type] = found.get(tensor.type, 0) + tensor.data.nbytes
         return found
+
+    def _converted(self, tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return rows of a tensor in the blocks of its format."""
+        if tensor.type not in CONVERSIONS:
+            return rows
+        try:
+            return CONVERSIONS[tensor.type].rows(rows)
+        except InvalidInput as error:
+            raise error.within(f"{tensor.name} of {self.file.path}") from None
 
     def _rows(self, entry: _Entry) -> list[NDArray[np.uint8]]:
         """Return the bytes of each row, in transformers' order of rows."""

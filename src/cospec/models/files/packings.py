@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,18 @@ class PackedTensors:
         return ModelError(f"The tensor {self.name}.{part} has shape {list(self.shapes[part])}; allowed is {allowed}.")
 
 
+class BlockLayout(NamedTuple):
+    """How blocks hold a weight.
+
+    Attributes:
+        kind: the block format.
+        order: int64 ``[in]``, the inputs sorted by group, as blocks hold them; None where they are sorted already.
+    """
+
+    kind: str
+    order: Tensor | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheme:
     """What the integers of a weight mean.
@@ -55,41 +67,58 @@ class Scheme:
     groups: Tensor
 
     @property
-    def kind(self) -> str | None:
-        """The block format that holds the weight exactly: ``q4_0``, ``q8_0``, or None."""
-        inputs = self.groups.view(-1, 32) if len(self.groups) % 32 == 0 else None
+    def layout(self) -> BlockLayout | None:
+        """The blocks that hold the weight: ``q4_0``, ``q4_1``, ``q8_0``, or None.
+
+        Their values are exact, but for the minimums of ``q4_1``: ``- scale * zero``, rounded to float16.
+        """
+        groups, order = self.groups.sort(stable=True)
+        inputs = groups.view(-1, 32) if len(groups) % 32 == 0 else None
         aligned = inputs is not None and bool((inputs == inputs[:, :1]).all())
         if not aligned or not torch.equal(self.scales.half().float(), self.scales):
             return None
-        centred = bool((self.zeros == 1 << self.bits - 1).all())
-        if centred:
-            return "q4_0" if self.bits <= 4 else "q8_0"
-        return "q8_0" if self.bits <= 4 else None
+        own = None if torch.equal(groups, self.groups) else order
+        if bool((self.zeros == 1 << self.bits - 1).all()):
+            return BlockLayout("q4_0" if self.bits <= 4 else "q8_0", own)
+        minimums = self.bits <= 4 and bool(self._minimums().isfinite().all())
+        return BlockLayout("q4_1", own) if minimums else None
+
+    def _minimums(self) -> Tensor:
+        """Return the weights of the integer 0, float16 ``[out, groups]``."""
+        return (-self.scales * self.zeros).half()
 
     def decode(self, integers: Tensor) -> Tensor:
         """Return the weight ``[out, in]``, float32."""
         return (integers - self.zeros[:, self.groups]).float() * self.scales[:, self.groups]
 
     def blocks(self, integers: Tensor) -> Tensor:
-        """Return the weight in file blocks of ``kind``, uint8 ``[out, bytes of a row]``."""
-        signed = (integers - self.zeros[:, self.groups]).unflatten(1, (-1, 32))
-        scales = self.scales.half()[:, self.groups[::32]].unsqueeze(-1).contiguous().view(torch.uint8)
-        if self.kind == "q4_0":
-            nibbles = (signed + 8).to(torch.uint8)
-            packed = nibbles[..., :16] | nibbles[..., 16:] << 4
+        """Return the weight in file blocks of ``layout``, uint8 ``[out, bytes of a row]``."""
+        layout = self.layout
+        assert layout is not None, "no blocks hold the weight"
+        groups, order = self.groups, layout.order
+        if order is not None:
+            groups, integers = groups[order], integers[:, order]
+        numbers = [self.scales.half()] if layout.kind != "q4_1" else [self.scales.half(), self._minimums()]
+        heads = torch.stack([each[:, groups[::32]] for each in numbers], -1).view(torch.uint8)
+        if layout.kind == "q8_0":
+            packed = (integers - 128).to(torch.int8).view(torch.uint8).unflatten(1, (-1, 32))
         else:
-            packed = signed.to(torch.int8).view(torch.uint8)
-        return torch.cat([scales, packed], -1).flatten(1)
+            centre = 8 - (1 << self.bits - 1) if layout.kind == "q4_0" else 0
+            nibbles = (integers + centre).to(torch.uint8).unflatten(1, (-1, 32))
+            packed = nibbles[..., :16] | nibbles[..., 16:] << 4
+        return torch.cat([heads, packed], -1).flatten(1)
 
 
 class Packing(ABC):
     """The packing of one kind of checkpoint.
 
     Attributes:
+        name: of the packing.
         parts: names of a layer's tensors; the first is the weight, the others need not exist.
         dtype: holds the values of the weight.
     """
 
+    name: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     dtype: ClassVar[torch.dtype] = torch.float32
 
@@ -101,12 +130,12 @@ class Packing(ABC):
     def decode(self, layer: PackedTensors) -> Tensor:
         """Return the weight ``[out, in]``."""
 
-    def kind(self, layer: PackedTensors) -> str | None:
-        """Return the block format that holds the weight exactly, from all tensors but the first; None without one."""
+    def layout(self, layer: PackedTensors) -> BlockLayout | None:
+        """Return the blocks that hold the weight, from all tensors but the first; None without any."""
         return None
 
     def blocks(self, layer: PackedTensors) -> Tensor:
-        """Return the weight in file blocks of ``kind``."""
+        """Return the weight in file blocks of ``layout``."""
         raise NotImplementedError
 
 
@@ -125,9 +154,9 @@ class IntegerPacking(Packing):
         """See ``Packing``."""
         return self.scheme(layer).decode(self.integers(layer))
 
-    def kind(self, layer: PackedTensors) -> str | None:
+    def layout(self, layer: PackedTensors) -> BlockLayout | None:
         """See ``Packing``."""
-        return self.scheme(layer).kind
+        return self.scheme(layer).layout
 
     def blocks(self, layer: PackedTensors) -> Tensor:
         """See ``Packing``."""
@@ -192,6 +221,7 @@ class Gptq(IntegerPacking):
     bits: int
     version: int
     group_size: int | None = None
+    name = "gptq"
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def shape(self, layer: PackedTensors) -> tuple[int, int]:
@@ -226,6 +256,7 @@ class Awq(IntegerPacking):
     """
 
     group_size: int | None = None
+    name = "awq"
     parts = ("qweight", "qzeros", "scales")
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -256,6 +287,7 @@ class PackedIntegers(IntegerPacking):
 
     bits: int
     group_size: int | None = None
+    name = "pack-quantized"
     parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
     def shape(self, layer: PackedTensors) -> tuple[int, int]:
@@ -298,6 +330,7 @@ class PlainIntegers(IntegerPacking):
     """compressed-tensors' ``int-quantized``: int8 weights and a scale per tensor, output or group."""
 
     group_size: int | None = None
+    name = "int-quantized"
     parts = ("weight", "weight_scale", "weight_zero_point")
 
     def shape(self, layer: PackedTensors) -> tuple[int, int]:
@@ -329,6 +362,7 @@ class Fp8(Packing):
     """
 
     tile: tuple[int, int] = (128, 128)
+    name = "fp8"
     parts = ("weight", "weight_scale", "weight_scale_inv")
     dtype = torch.bfloat16
 

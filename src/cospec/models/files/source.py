@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from safetensors import safe_open
@@ -21,8 +23,22 @@ from cospec.registry import WEIGHT_FORMATS
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUTPUT_EMBEDDINGS = (HEAD, EMBEDDING)  # the second where both embeddings are one
 
+MULTIMODAL = ("gemma3",)
+"""Model types that have a text model in transformers' ``text_config``, which is all that is loaded."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Floating dtypes by safetensors' names."""
+
+
+class PackedWeight(NamedTuple):
+    """How a file holds a quantized weight.
+
+    Attributes:
+        type: the file's name for it.
+        bytes: in the file.
+    """
+
+    type: str
+    bytes: int
 
 
 class WeightSource(ABC):
@@ -33,14 +49,18 @@ class WeightSource(ABC):
         dtype: the most frequent floating dtype of the tensors; float32 where blocks are most frequent.
         packed: whether transformers cannot read the files.
         kinds: the block formats of weights ``[..., out, in]`` that the files hold in blocks.
+        orders: of weights whose blocks hold the inputs in another order, see ``StoredWeight.order``.
         float16: the names of tensors that the files hold in float16.
+        quantized: all weights ``[..., out, in]`` that the files hold quantized, in blocks or not.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     kinds: Mapping[str, str] = MappingProxyType({})
+    orders: Mapping[str, Tensor] = MappingProxyType({})
     float16: Collection[str] = ()
-    packed: ClassVar[bool] = False
+    quantized: Mapping[str, PackedWeight] = MappingProxyType({})
+    packed: bool = False
 
     @property
     def elements(self) -> int:
@@ -53,10 +73,25 @@ class WeightSource(ABC):
         Args:
             without: names of tensors that do not count.
         """
-        counted = {name: shape for name, shape in self.shapes.items() if name not in without}
-        kept = {name: self.kept_format(name, format, convert) for name, shape in counted.items() if len(shape) > 1}
-        own = [found.num_bytes(prod(counted[name][:-1]), counted[name][-1]) for name, found in kept.items() if found]
-        return sum(own) + bytes_of(format, [shape for name, shape in counted.items() if not kept.get(name)])
+        return self._bytes_by_format(format, convert, without).total()
+
+    def formats(self, format: WeightFormat, convert: bool = False) -> str:
+        """Return the formats of tensors in memory with their shares of the bytes: ``q4_k 80%, q6_k 20%``.
+
+        A single format has no share; a format below half a percent is left out. Vectors count for ``format``.
+        """
+        found = self._bytes_by_format(format, convert)
+        shares = {name: round(100 * size / found.total()) for name, size in found.most_common()}
+        named = {name: f"{name} {share}%" for name, share in shares.items() if share}
+        return ", ".join(named.values() if len(named) > 1 else named)
+
+    def _bytes_by_format(self, format: WeightFormat, convert: bool, without: Sequence[str] = ()) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for name, shape in self.shapes.items():
+            if name not in without:
+                own = (self.kept_format(name, format, convert) if len(shape) > 1 else None) or format
+                found[own.name] += bytes_of(own, [shape])
+        return found
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
@@ -75,9 +110,9 @@ class WeightSource(ABC):
         raise KeyError(name)
 
     def kept_format(self, name: str, format: WeightFormat, convert: bool = False) -> WeightFormat | None:
-        """Return the files' own format of a weight if it replaces ``format`` at no loss.
+        """Return the files' own format of a weight if it replaces ``format``.
 
-        These are blocks, and float16 in place of float32: the products of both have the same bits.
+        These are blocks, and float16 in place of float32, whose products have the same bits as float16's.
         """
         if convert:
             return None
@@ -85,6 +120,22 @@ class WeightSource(ABC):
             return block_format(self.kinds[name])
         keeps = name in self.float16 and format.dtype is torch.float32
         return WEIGHT_FORMATS.load("fp16")() if keeps else None
+
+    def in_layers(self, blocks: bool) -> Self:
+        """Return the source as transformers' layers hold its weights, for counts alone.
+
+        Args:
+            blocks: whether linear layers hold blocks; experts and embeddings become floats.
+        """
+        found = copy(self)
+        found.kinds = {name: kind for name, kind in self.kinds.items() if blocks and is_linear(name)}
+        return found
+
+    def expanded(self, format: WeightFormat, convert: bool = False) -> list[str]:
+        """Return the names of quantized weights that become floats."""
+        if format.dtype is None:
+            return []
+        return [name for name in self.quantized if self.kept_format(name, format, convert) is None]
 
     def linear(
         self, name: str, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False
@@ -97,7 +148,7 @@ class WeightSource(ABC):
         """
         kept = self.kept_format(name, format, convert)
         if isinstance(kept, BlockFormat):
-            return kept.from_blocks(self.blocks(name), self.shapes[name][-1])
+            return kept.from_blocks(self.blocks(name), self.shapes[name][-1], self.orders.get(name))
         value = self.read(name).flatten(0, -2)
         return (kept or format).read(value if dtype is None else value.to(dtype))
 
@@ -119,8 +170,8 @@ class WeightSource(ABC):
         return read
 
     def table(self, convert: bool = False) -> StoredWeight | None:
-        """Return the embedding in its own blocks; None if the embedding is stored as floats."""
-        if convert or EMBEDDING not in self.kinds:
+        """Return the embedding in its own blocks; None if the embedding is stored as floats, or in another order."""
+        if convert or EMBEDDING not in self.kinds or EMBEDDING in self.orders:
             return None
         return block_format(self.kinds[EMBEDDING]).from_blocks(self.blocks(EMBEDDING), self.shapes[EMBEDDING][1])
 
@@ -156,21 +207,40 @@ def block_format(kind: str) -> BlockFormat:
     return cast(BlockFormat, found)
 
 
-class SafetensorsSource(WeightSource):
-    """Floating tensors of safetensors files. Tensors are mapped, and read when they are converted."""
+def text_name(name: str) -> str | None:
+    """Return the name in the text model of a multimodal model's tensor or module; None outside the text model."""
+    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+        return None
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.")
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._open = [safe_open(str(file), framework="pt") for file in files]
-        self._of = {name: handle for handle in self._open for name in handle.keys()}  # noqa: SIM118 - no mapping
-        self.shapes = {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._of.items()}
-        counts = Counter(str(handle.get_slice(name).get_dtype()) for name, handle in self._of.items())
+
+class SafetensorsSource(WeightSource):
+    """Floating tensors of safetensors files. Tensors are mapped, and read when they are converted.
+
+    Args:
+        multimodal: whether the model is one of ``MULTIMODAL``.
+    """
+
+    def __init__(self, files: Sequence[Path], multimodal: bool = False) -> None:
+        opened = [safe_open(str(file), framework="pt") for file in files]
+        keys = [(handle, key) for handle in opened for key in handle.keys()]  # noqa: SIM118 - no mapping
+        named = {text_name(key) if multimodal else key: (handle, key) for handle, key in keys}
+        self._of = {name: place for name, place in named.items() if name is not None}
+        self.packed = self.packed or multimodal
+        self.shapes = {name: tuple(self._slice(name).get_shape()) for name in self._of}
+        counts = Counter(str(self._slice(name).get_dtype()) for name in self._of)
         floating = {name: count for name, count in counts.items() if name in DTYPES}
         self.dtype = DTYPES[max(floating, key=lambda name: floating[name], default="F32")]
-        self.float16 = {name for name, handle in self._of.items() if handle.get_slice(name).get_dtype() == "F16"}
+        self.float16 = {name for name in self._of if self._slice(name).get_dtype() == "F16"}
+
+    def _slice(self, name: str) -> Any:
+        handle, key = self._of[name]
+        return handle.get_slice(key)
 
     def read(self, name: str) -> Tensor:
         """See ``WeightSource``."""
-        tensor: Tensor = self._of[name].get_tensor(name)
+        handle, key = self._of[name]
+        tensor: Tensor = handle.get_tensor(key)
         return tensor
 
     def has_rows(self, name: str) -> bool:
@@ -179,5 +249,14 @@ class SafetensorsSource(WeightSource):
 
     def row(self, name: str, number: int) -> Tensor:
         """See ``WeightSource``."""
-        rows: Tensor = self._of[name].get_slice(name)[number : number + 1]
+        rows: Tensor = self._slice(name)[number : number + 1]
         return rows[0]
+
+    def file_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor in the files; 0 without the tensor."""
+        if name not in self._of:
+            return 0
+        found = self._slice(name)
+        bits = int(re.findall(r"\d+", found.get_dtype())[0])  # of a number: the dtype is F8_E4M3, I32 and so on
+        size: int = prod(found.get_shape()) * bits // 8
+        return size

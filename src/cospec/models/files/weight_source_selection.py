@@ -7,7 +7,7 @@ from pathlib import Path
 from cospec.models.files.gguf_as_folder import is_gguf
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.files.quantized_safetensors_source import QuantizedSafetensorsSource
-from cospec.models.files.source import SafetensorsSource, WeightSource
+from cospec.models.files.source import MULTIMODAL, SafetensorsSource, WeightSource
 from cospec.models.model_folder import quantization, read_object, weight_files
 
 
@@ -20,6 +20,9 @@ def open_source(folder: Path) -> WeightSource:
     files = weight_files(folder)
     if is_gguf(folder):
         return GgufSource(files[0])
-    config = folder / "config.json"
-    packed = quantization(folder, read_object(config) if config.exists() else {})
-    return SafetensorsSource(files) if packed is None else QuantizedSafetensorsSource(folder.name, files, packed)
+    file = folder / "config.json"
+    config = read_object(file) if file.exists() else {}
+    packed, kind = quantization(folder, config), config.get("model_type")
+    if packed is None:
+        return SafetensorsSource(files, kind in MULTIMODAL)
+    return QuantizedSafetensorsSource(folder.name, files, packed, kind)

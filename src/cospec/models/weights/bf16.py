@@ -14,6 +14,7 @@ class Bf16(WeightFormat):
     """One bfloat16 per weight; products round their inputs to bfloat16 too, as GPUs do."""
 
     name = "bf16"
+    block_size = 1
     dtype = torch.bfloat16
     rounds_inputs = True
     table_dtype = torch.bfloat16

@@ -35,13 +35,11 @@ class BlockFormat(WeightFormat):
     """A format of blocks. A model in the format is another model with another distribution.
 
     Attributes:
-        block_size: weights of a block.
         block_bytes: bytes of a block in a file.
     """
 
     devices = ("cpu",)
     rounds_inputs = True
-    block_size: ClassVar[int]
     block_bytes: ClassVar[int]
 
     @abstractmethod
@@ -52,11 +50,12 @@ class BlockFormat(WeightFormat):
     def dequantize(self, blocks: Blocks) -> Floats:
         """Return the exact values ``[blocks, block_size]`` of file blocks."""
 
-    def from_blocks(self, blocks: Tensor | Blocks, inputs: int) -> StoredWeight:
+    def from_blocks(self, blocks: Tensor | Blocks, inputs: int, order: Tensor | None = None) -> StoredWeight:
         """Take the rows of a file without a copy.
 
         Args:
             blocks: uint8 ``[outputs, bytes of a row]``.
+            order: see ``StoredWeight``.
 
         Raises:
             InvalidInput: the bytes of a row are not those of ``inputs`` weights.
@@ -66,7 +65,7 @@ class BlockFormat(WeightFormat):
         if part.dtype is not torch.uint8 or part.dim() != 2 or part.shape[1] != expected:
             given = words(f"{part.dtype} of shape {tuple(part.shape)}")
             raise InvalidInput(f"blocks of {self.name}", given, f"uint8 [out, {expected}] for {inputs} inputs")
-        return StoredWeight(self, (part,), inputs)
+        return StoredWeight(self, (part,), inputs, order)
 
     def encode(self, weight: Tensor) -> tuple[Tensor, ...]:
         """See ``WeightFormat``; the part is the file blocks."""

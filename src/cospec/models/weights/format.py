@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
@@ -35,6 +35,7 @@ class WeightFormat(ABC):
         dtype: the option ``dtype`` that selects the format; None if the option ``quantization`` names the format.
         devices: types of devices that compute with the format.
         rounds_inputs: whether ``round_inputs`` changes inputs.
+        block_size: inputs that share a scale; 0: all inputs of an output. Shards divide inputs between blocks.
         table_dtype: of embedding tables, which are looked up instead of multiplied.
         kernel: the native kernel that reads the tensors of ``pack``, see ``csrc/ops/weight_formats.h``.
     """
@@ -43,6 +44,7 @@ class WeightFormat(ABC):
     dtype: ClassVar[torch.dtype | None] = None
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     rounds_inputs: ClassVar[bool] = False
+    block_size: ClassVar[int] = 0
     table_dtype: ClassVar[torch.dtype] = torch.float32
     kernel: ClassVar[str] = "fp32"
 
@@ -76,9 +78,13 @@ class WeightFormat(ABC):
         """Return inputs rounded as products round them, in the dtype of ``x``."""
         return x
 
+    def round_in_order(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Return inputs rounded as products of a weight with that ``order`` round them."""
+        return self.round_inputs(x) if order is None else self.round_inputs(x[..., order])[..., order.argsort()]
+
     def product(self, x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias``, ``[..., in]`` to ``[..., out]``, in the dtype of ``x``."""
-        return F.linear(self.round_inputs(x), weight.decode(x.dtype), bias)
+        return F.linear(self.round_in_order(x, weight.order), weight.decode(x.dtype), bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,11 +93,14 @@ class StoredWeight:
 
     Attributes:
         parts: the tensors of the format; the first dimension of each is the outputs.
+        order: int64 ``[inputs]``, the input of each column in ``parts``; None where they have one order. Only blocks
+            have another, of GPTQ's act-order: inputs of one group become neighbours.
     """
 
     format: WeightFormat
     parts: tuple[Tensor, ...]
     inputs: int
+    order: Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -105,12 +114,26 @@ class StoredWeight:
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the value ``[outputs, inputs]``."""
-        return self.format.decode(self.parts, dtype)[:, : self.inputs]
+        value = self.format.decode(self.parts, dtype)[:, : self.inputs]
+        return value if self.order is None else value[:, self.order.argsort()]
+
+    def joins(self, other: StoredWeight) -> bool:
+        """Whether a weight of the same inputs can join: it has the same format and order."""
+        return self.format.name == other.format.name and same_order(self.order, other.order)
 
     def join(self, others: Sequence[StoredWeight], rows: Rows = torch.cat) -> StoredWeight:
-        """Join this weight and others of the same format and inputs: ``rows`` gets each part of all weights."""
+        """Join this weight and others that ``joins`` accepts: ``rows`` gets each part of all weights."""
         together = zip(self.parts, *(other.parts for other in others), strict=True)
-        return StoredWeight(self.format, tuple(rows(list(parts)) for parts in together), self.inputs)
+        return replace(self, parts=tuple(rows(list(parts)) for parts in together))
+
+    def some_outputs(self, start: int, count: int) -> StoredWeight:
+        """Return ``count`` outputs from ``start`` on."""
+        return replace(self, parts=tuple(part[start : start + count] for part in self.parts))
+
+
+def same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two weights have one ``StoredWeight.order``."""
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ class Fp16(WeightFormat):
     """One float16 per weight. A CPU's products widen weights to float32, so they are those of the float32 values."""
 
     name = "fp16"
+    block_size = 1
     dtype = torch.float16
     kernel = "fp16"
 

@@ -14,6 +14,7 @@ class Fp32(WeightFormat):
     """One float32 per weight."""
 
     name = "fp32"
+    block_size = 1
     dtype = torch.float32
 
     def encode(self, weight: Tensor) -> tuple[Tensor, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cospec.models.weights.blocks import BlockFormat, Blocks, Floats, half_bytes, halves, inverse, largest_signed
 
-_SHIFTS = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]  # of the high bits of each quarter
+SHIFTS = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]  # of the high bits of each quarter
 
 
 class Q6K(BlockFormat):
@@ -28,21 +29,31 @@ class Q6K(BlockFormat):
         sub_scales = np.clip(np.rint(scale * inverse(halves(factor))), -128, 127).astype(np.int8)
         step = (halves(factor) * sub_scales)[..., None]
         integers = np.clip(np.rint(values.reshape(-1, 16, 16) * inverse(step)), -32, 31).astype(np.int8) + np.int8(32)
-        quarters = integers.astype(np.uint8).reshape(-1, 2, 4, 32)
-        low = quarters & np.uint8(15)
-        packed_low = low[:, :, :2] | low[:, :, 2:] << np.uint8(4)
-        high = np.bitwise_or.reduce(quarters >> np.uint8(4) << _SHIFTS, 2)
-        n = len(values)
-        return np.concatenate([packed_low.reshape(n, -1), high.reshape(n, -1), sub_scales.view(np.uint8), factor], 1)
+        return join(integers.astype(np.uint8), sub_scales, factor)
 
     def dequantize(self, blocks: Blocks) -> Floats:
         """See ``BlockFormat``."""
         n = len(blocks)
         packed_low, packed_high = blocks[:, :128].reshape(n, 2, 2, 32), blocks[:, 128:192].reshape(n, 2, 1, 32)
         low = np.concatenate([packed_low & np.uint8(15), packed_low >> np.uint8(4)], 2)
-        high = packed_high >> _SHIFTS & np.uint8(3)
+        high = packed_high >> SHIFTS & np.uint8(3)
         integers = (low | high << np.uint8(4)).astype(np.int8) - np.int8(32)
         sub_scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
         step = (halves(blocks[:, 208:]) * sub_scales)[..., None]
         values: Floats = (step * integers.reshape(n, 16, 16)).reshape(n, -1)
         return values
+
+
+def join(integers: Blocks, sub_scales: NDArray[np.int8], scales: Blocks) -> Blocks:
+    """Return blocks.
+
+    Args:
+        integers: of 6 bits; 256 for each block.
+        sub_scales: ``[n, 16]``.
+        scales: two bytes of float16 ``[n, 2]``.
+    """
+    n, quarters = len(scales), integers.reshape(-1, 2, 4, 32)
+    low = quarters & np.uint8(15)
+    packed_low = low[:, :, :2] | low[:, :, 2:] << np.uint8(4)
+    high = np.bitwise_or.reduce(quarters >> np.uint8(4) << SHIFTS, 2)
+    return np.concatenate([packed_low.reshape(n, -1), high.reshape(n, -1), sub_scales.view(np.uint8), scales], 1)

@@ -21,6 +21,7 @@ from cospec.models.files.source import EMBEDDING
 from cospec.models.llama_weights import why_not
 from cospec.models.loading import LoadOptions, load_model, memory_plan, resolve
 from cospec.models.weights.fp32 import Fp32
+from cospec.native import operators
 from harness.gguf_files import rewrite, write_model
 from harness.gguf_models import COMMON, MODELS, PROMPT, random_model
 
@@ -100,12 +101,20 @@ def test_blocks_run_alike_in_both_forwards(tmp_path: Path, name: str, kinds: dic
     assert float((logits(path, quantization="q8_0") - readable).abs().max()) > 1e-2  # another format, other numbers
 
 
-def test_gate_and_up_of_different_types_are_the_reason(tmp_path: Path) -> None:
+def test_gate_and_up_of_different_types_are_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_model(tmp_path / "model.gguf", random_model(MODELS["qwen3"][0]), "Q4_0", kinds={"ffn_gate": "Q8_0"})
     assert not load_model(str(path)).native_forward
+    floats, record = caplog.records
+    assert floats.getMessage().endswith(": 1 in q4_0."), "transformers' embedding is in floats"
+    assert (floats.levelname, record.levelname) == ("WARNING", "WARNING")
     slow = memory_plan([(str(path), LoadOptions())]).slow
-    assert slow == "has gate and up projections of different weight formats"
+    assert slow == "has gate and up projections of different weight formats or orders of inputs"
+    assert record.getMessage() == f"{path} runs in transformers' layers, because the model {slow}."
     assert memory_plan([(str(path), LoadOptions(quantization="q8_0"))]).slow == ""
+    (planned,) = memory_plan([(str(path), LoadOptions())]).weights
+    source = GgufSource(path)
+    rows, columns = source.shapes["model.embed_tokens.weight"]
+    assert planned.bytes - source.num_bytes(Fp32()) == 4 * rows * columns - rows * columns // 32 * 18
 
 
 def test_memory_counts_blocks(tmp_path: Path) -> None:
@@ -116,6 +125,40 @@ def test_memory_counts_blocks(tmp_path: Path) -> None:
     assert whole.num_bytes(Fp32()) == 4 * (weights + vectors)
     assert packed.num_bytes(Fp32()) == weights // 32 * 18 + 4 * vectors
     assert packed.num_bytes(Fp32(), convert=True) == whole.num_bytes(Fp32())
+
+
+def test_formats_are_those_in_memory(tmp_path: Path) -> None:
+    model = random_model(MODELS["llama"][0])
+    kinds = {"attn_v": "Q8_0", "ffn_down": "F16"}
+    source = GgufSource(write_model(tmp_path / "model.gguf", model, "Q4_0", kinds=kinds))
+    size = source.num_bytes(Fp32())
+    bytes = {"q8_0": 3 * 32 * 64 // 32 * 34, "fp16": 3 * 64 * 96 * 2, "fp32": 7 * 64 * 4}
+    bytes["q4_0"] = size - sum(bytes.values())
+    shares = [f"{name} {bytes[name] / size:.0%}" for name in sorted(bytes, key=lambda name: -bytes[name])]
+    assert source.formats(Fp32()) == ", ".join(shares)
+    assert source.formats(Fp32(), convert=True) == "fp32"
+
+
+UNKNOWN = {"attn_v": "TQ2_0", "attn_q": "TQ1_0"}  # types without blocks in memory
+
+
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+def test_weights_that_become_floats_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = random_model(transformers.LlamaConfig(**COMMON | {"hidden_size": 256, "num_hidden_layers": 2}))
+    known = write_model(tmp_path / "known.gguf", model, "Q4_0", kinds={"attn_v": "F16"})
+    path = write_model(tmp_path / "model.gguf", model, "Q4_0", kinds=UNKNOWN)
+    load_model(str(known), LoadOptions(device="cpu"))
+    assert not caplog.records
+    load_model(str(path), LoadOptions(device="cpu", quantization="q8_0"))
+    assert not caplog.records
+    load_model(str(path), LoadOptions(device="cpu"))
+    (record,) = caplog.records
+    times = 4 * (256 * 256 + 128 * 256) / (256 * 54 + 128 * 66)  # bytes of a row of 256 weights
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"Quantized weights of {path} become float32, which takes {times:.1f} times their bytes: "
+        "2 in tq1_0, 2 in tq2_0."
+    )
 
 
 def test_folder_with_one_file_and_choice_between_several(tmp_path: Path) -> None:

@@ -19,27 +19,15 @@ from cospec.models.files.source import block_format
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import LoadOptions, load_model
 from cospec.models.weights.fp32 import Fp32
+from cospec.models.weights.q8_0 import Q8_0
+from cospec.native import operators
+from harness.quantized_checkpoints import Numbers, awq_tensors, gptq_tensors, words
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
 OUT, IN = 64, 128
+LARGEST_SCALE = 4e-3
 NAME = "model.layers.0.mlp.up_proj"
-Numbers = NDArray[np.int64]
 Packed = tuple[dict[str, torch.Tensor], NDArray[np.float32]]
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-
-
-def words(integers: Numbers, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Words of 32 bits along the last dimension: number ``order[n]`` of each word has the bits ``n * bits`` on."""
-    count = 32 // bits
-    order = order or tuple(range(count))
-    rows, length = integers.shape
-    found = np.zeros((rows, -(-length // count)), np.int64)
-    for row in range(rows):
-        for word in range(found.shape[1]):
-            for place, number in enumerate(order):
-                if word * count + number < length:
-                    found[row, word] |= int(integers[row, word * count + number]) << (place * bits)
-    return torch.from_numpy(found.astype(np.uint32).view(np.int32))
 
 
 def value(integers: Numbers, zeros: Numbers, scales: NDArray[np.float32], groups: Numbers) -> NDArray[np.float32]:
@@ -62,7 +50,7 @@ class Drawn:
         self.zeros: Numbers = random.integers(0, 1 << bits, (OUT, count))
         if symmetric:
             self.zeros[:] = 1 << (bits - 1)
-        self.scales = random.uniform(1e-3, 4e-3, (OUT, count)).astype(np.float16).astype(np.float32)
+        self.scales = random.uniform(1e-3, LARGEST_SCALE, (OUT, count)).astype(np.float16).astype(np.float32)
         self.groups: Numbers = np.arange(IN) // size
         if not ordered:
             self.groups = random.permutation(self.groups)
@@ -79,21 +67,12 @@ class Drawn:
 def gptq(bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = True, version: int = 1) -> Packed:
     drawn = Drawn(bits, size, symmetric, ordered)
     stored = (drawn.zeros - (version == 1)) % (1 << bits)
-    return {
-        "qweight": words(drawn.integers, bits).t().contiguous(),
-        "qzeros": words(stored.T, bits),
-        "scales": drawn.halves.t().contiguous(),
-        "g_idx": torch.from_numpy(drawn.groups).int(),
-    }, drawn.value
+    return gptq_tensors(drawn.integers, stored, drawn.scales, drawn.groups, bits), drawn.value
 
 
 def awq(size: int = 64) -> Packed:
     drawn = Drawn(4, size, symmetric=False)
-    return {
-        "qweight": words(drawn.integers.T, 4, AWQ_ORDER),
-        "qzeros": words(drawn.zeros.T, 4, AWQ_ORDER),
-        "scales": drawn.halves.t().contiguous(),
-    }, drawn.value
+    return awq_tensors(drawn.integers, drawn.zeros, drawn.scales), drawn.value
 
 
 def packed_integers(bits: int, size: int, symmetric: bool, ordered: bool = True) -> Packed:
@@ -153,21 +132,24 @@ TILES = np.array([[0.01, 0.02], [0.03, 0.04]], np.float32)
 CASES: dict[str, tuple[Packed, dict[str, Any], str | None]] = {
     "gptq": (gptq(), {"quant_method": "gptq", "bits": 4}, "q4_0"),
     "gptq-v2": (gptq(version=2), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, "q4_0"),
-    "gptq-zeros": (gptq(symmetric=False), {"quant_method": "gptq", "bits": 4}, "q8_0"),
-    "gptq-act-order": (gptq(ordered=False), {"quant_method": "gptq", "bits": 4}, None),
+    "gptq-zeros": (gptq(symmetric=False), {"quant_method": "gptq", "bits": 4}, "q4_1"),
+    "gptq-act-order": (gptq(ordered=False), {"quant_method": "gptq", "bits": 4}, "q4_0"),
+    "gptq-act-order-8": (gptq(8, 64, ordered=False), {"quant_method": "gptq", "bits": 8}, "q8_0"),
+    "gptq-act-order-zeros": (gptq(symmetric=False, ordered=False), {"quant_method": "gptq", "bits": 4}, "q4_1"),
+    "gptq-act-order-small-groups": (gptq(size=16, ordered=False), {"quant_method": "gptq", "bits": 4}, None),
     "gptq-8": (gptq(8, 64), {"quant_method": "gptq", "bits": 8}, "q8_0"),
     "gptq-8-zeros": (gptq(8, IN, symmetric=False), {"quant_method": "gptq", "bits": 8}, None),
     "gptq-2": (gptq(2, 64), {"quant_method": "gptq", "bits": 2}, "q4_0"),
-    "awq": (awq(), {"quant_method": "awq", "bits": 4, "version": "gemm"}, "q8_0"),
-    "awq-uneven": (awq(96), {"quant_method": "awq", "bits": 4, "q_group_size": 96}, "q8_0"),
+    "awq": (awq(), {"quant_method": "awq", "bits": 4, "version": "gemm"}, "q4_1"),
+    "awq-uneven": (awq(96), {"quant_method": "awq", "bits": 4, "q_group_size": 96}, "q4_1"),
     "packed-4": (packed_integers(4, 32, True), compressed("pack-quantized", 4), "q4_0"),
-    "packed-4-zeros": (packed_integers(4, IN, False), compressed("pack-quantized", 4), "q8_0"),
-    "packed-4-order": (packed_integers(4, 32, True, ordered=False), compressed("pack-quantized", 4), None),
+    "packed-4-zeros": (packed_integers(4, IN, False), compressed("pack-quantized", 4), "q4_1"),
+    "packed-4-order": (packed_integers(4, 32, True, ordered=False), compressed("pack-quantized", 4), "q4_0"),
     "packed-8": (packed_integers(8, 64, True), compressed("pack-quantized", 8), "q8_0"),
     "packed-small-groups": (packed_integers(4, 16, True), compressed("pack-quantized", 4), None),
-    "packed-4-uneven": (packed_integers(4, 96, False), compressed("pack-quantized", 4, group_size=96), "q8_0"),
+    "packed-4-uneven": (packed_integers(4, 96, False), compressed("pack-quantized", 4, group_size=96), "q4_1"),
     "packed-4-whole": (packed_whole(True), compressed("pack-quantized", 4), "q4_0"),
-    "packed-4-whole-zero": (packed_whole(False), compressed("pack-quantized", 4), "q8_0"),
+    "packed-4-whole-zero": (packed_whole(False), compressed("pack-quantized", 4), "q4_1"),
     "int8-uneven": (plain_integers(True, 96), compressed("int-quantized", 8, group_size=96), "q8_0"),
     "int8": (plain_integers(True), compressed("int-quantized", 8), "q8_0"),
     "int8-zeros": (plain_integers(False), compressed("int-quantized", 8), None),
@@ -225,12 +207,37 @@ def test_values_follow_the_definition(tmp_path: Path, case: str) -> None:
     np.testing.assert_array_equal(source.read(f"{NAME}.weight").float().numpy(), wanted)
     stored = source.linear(f"{NAME}.weight", Fp32())
     assert stored.format.name == (kind or "fp32")
-    np.testing.assert_array_equal(stored.decode().numpy(), wanted)
+    assert (stored.order is not None) == ("order" in case and kind is not None)
+    rounding = LARGEST_SCALE * 15 * 2.0**-11 if kind == "q4_1" else 0  # of a minimum to float16
+    np.testing.assert_allclose(stored.decode().numpy(), wanted, rtol=0, atol=rounding)
     if kind is not None:
         assert stored.num_bytes == block_format(kind).num_bytes(OUT, IN)
 
 
-@pytest.mark.parametrize("case", ["gptq", "awq", "packed-4-order", "fp8"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_layer_without_blocks_becomes_floats(tmp_path: Path, case: str) -> None:
+    (tensors, _), quantization, kind = CASES[case]
+    write(tmp_path, tensors, quantization)
+    source, weight = open_source(tmp_path), f"{NAME}.weight"
+    assert source.quantized[weight].bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert list(source.quantized) == [weight]
+    assert source.expanded(Fp32()) == ([] if kind else [weight])
+    assert source.expanded(Fp32(), convert=True) == [weight]
+    assert source.expanded(Q8_0(), convert=True) == []
+
+
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+def test_layers_that_become_floats_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tensors, _), quantization, _ = CASES["fp8"]
+    write(tmp_path, tensors, quantization)
+    load_model(str(tmp_path), LoadOptions(device="cpu"))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"Quantized weights of {tmp_path} become bfloat16, which takes 2.0 times their bytes: 1 in fp8."
+    )
+
+
+@pytest.mark.parametrize("case", ["gptq", "awq", "packed-4-order", "gptq-act-order-zeros", "fp8"])
 @pytest.mark.parametrize("fused", ["auto", "never"])
 def test_model_runs_with_the_values(tmp_path: Path, case: str, fused: Any) -> None:
     (tensors, weight), quantization, kind = CASES[case]
