@@ -65,7 +65,8 @@ def compare(
     systems: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME=WHAT", help="The baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."
+            metavar="NAME=WHAT",
+            help="The baseline first; WHAT is a URL, a JSON object, a JSON or YAML file, or a kind.",
         ),
     ],
     prompts: bench.PromptFlags,

@@ -123,10 +123,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
     from cospec.metrics.start_report import count
 
-    weights = " + ".join(f"{_mib(each['bytes'])} {each['format']}" for each in plan["weights"])
+    weights = " + ".join(f"{_mib(each['bytes'])} {each['formats']}" for each in plan["weights"])
     each_token = plan["kv_cache_bytes_per_token"]
     cache = f"{_mib(plan['kv_cache_tokens'] * each_token)} {' + '.join(plan['kv_cache_dtypes'])}"
-    yield f"model: {plan['model']}, {count(plan['parameters'])} parameters, {plan['dtype']}"
+    yield f"model: {plan['model']}, {count(plan['parameters'])} parameters"
     yield f"speculation: {plan['speculation']}"
     yield f"plan: weights {weights}; KV cache {cache} for {plan['kv_cache_tokens']:,} tokens of {each_token:,} bytes"
     yield f"longest sequence: {plan['max_model_len']:,} tokens"

@@ -76,17 +76,14 @@ def memory(config: EngineConfig) -> dict[str, Any]:
     """
     from cospec.assembly.build import memory_plan_of
     from cospec.metrics.start_report import parameters
-    from cospec.models.loading import weights_dtype
     from cospec.models.model_folder import resolve
 
     planned, drafting = memory_plan_of(config)
-    path = resolve(config.model)
     return {
         "model": config.model,
-        "parameters": parameters(path),
-        "dtype": config.quantization or str(weights_dtype(path, config.dtype)).removeprefix("torch."),
+        "parameters": parameters(resolve(config.model)),
         "speculation": drafting,
-        "weights": [{"model": each.model, "format": each.format, "bytes": each.bytes} for each in planned.weights],
+        "weights": [{"model": each.model, "formats": each.formats, "bytes": each.bytes} for each in planned.weights],
         "kv_cache_dtypes": list(planned.cache_dtypes),
         "kv_cache_bytes_per_token": planned.token_bytes,
         "kv_cache_tokens": planned.kv_cache_tokens,
@@ -157,7 +154,7 @@ def slow(found: Mapping[str, Any]) -> list[str]:
             f"CPU models run on torch's kernels, because {built['reason']}; install g++ or clang++ and install cospec "
             "again."
         )
-    elif "bf16" not in built["isa"] and (memory_plan_of is None or memory_plan_of["dtype"] == "bfloat16"):
+    elif "bf16" not in built["isa"] and (memory_plan_of is None or "bf16" in memory_plan_of["weights"][0]["formats"]):
         reasons.append(
             f"The instruction set is {built['isa']}, which has no bfloat16 products, so the kernels emulate them; "
             "compare the speed with --dtype float32."

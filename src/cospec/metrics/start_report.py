@@ -10,12 +10,13 @@ import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_formats import cache_dtype, dtype_name
+from cospec.models.kv_cache_formats import dtype_name
 from cospec.models.linear import choose_linear
-from cospec.models.loading import weights_dtype
+from cospec.models.load_options import LoadOptions, Recipe
+from cospec.models.loading import planned_recipe
 from cospec.models.lora import base_folder
 from cospec.native import library
-from cospec.plugin_options import LIKE_TARGET, ModelOptions, WeightOptions
+from cospec.plugin_options import LIKE_TARGET, ModelOptions
 from cospec.registry import DRAFTERS
 
 INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"
@@ -27,7 +28,7 @@ class StartReport:
 
     Attributes:
         models: name and number of parameters of each model of the output distribution.
-        dtype: of the weights, or their quantization; several names where models differ.
+        formats: of the weights, with their shares of the bytes; several where models differ.
         kernels: the CPU kernels in use, or why native kernels are missing.
         drafting: the drafter and its policy.
         kv_cache_dtype: of keys and values; several names where models differ.
@@ -37,7 +38,7 @@ class StartReport:
 
     models: tuple[tuple[str, int], ...]
     device: str
-    dtype: str
+    formats: str
     kernels: str
     drafting: str
     kv_cache_dtype: str
@@ -49,7 +50,8 @@ class StartReport:
         models = ", ".join(f"{name} ({count(parameters)} parameters)" for name, parameters in self.models)
         return [
             f"model: {models}",
-            f"device: {self.device}, {self.dtype} weights",
+            f"device: {self.device}",
+            f"weights: {self.formats}",
             f"kernels: {self.kernels}",
             f"speculation: {self.drafting}",
             f"KV cache: {self.kv_cache_tokens:,} tokens of {self.kv_cache_dtype}; "
@@ -69,40 +71,25 @@ def summarize(
     names = [member.model for member in config.models or ()] or [config.model]
     if len(names) < len(paths):
         names = [path.name for path in paths]
+    recipes = _recipes(config, paths, device)
     return StartReport(
-        models=tuple((name, parameters(path)) for name, path in zip(names, paths, strict=True)),
+        models=tuple((name, recipe.source.elements) for name, recipe in zip(names, recipes, strict=True)),
         device=str(device),
-        dtype=", ".join(dict.fromkeys(_formats(config, paths))),
+        formats=" and ".join(dict.fromkeys(recipe.formats for recipe in recipes)),
         kernels=kernels(config, device),
         drafting=drafting,
-        kv_cache_dtype=", ".join(dict.fromkeys(_cache_dtypes(config, paths, device))),
+        kv_cache_dtype=", ".join(dict.fromkeys(dtype_name(recipe.cache_dtype) for recipe in recipes)),
         kv_cache_tokens=tokens[0],
         max_model_len=tokens[1],
     )
 
 
-def _formats(config: EngineConfig, paths: Sequence[Path]) -> list[str]:
-    """Return dtype or quantization of each model."""
-    found = []
-    for path, own in zip(paths, _members(config, paths), strict=True):
-        weights = own if own.given else WeightOptions(dtype=config.dtype, quantization=config.quantization)
-        dtype = str(weights_dtype(path, weights.dtype or "auto")).removeprefix("torch.")
-        found.append(weights.quantization or dtype)
-    return found
-
-
-def _members(config: EngineConfig, paths: Sequence[Path]) -> Sequence[ModelOptions]:
-    return config.models or [LIKE_TARGET] * len(paths)
-
-
-def _cache_dtypes(config: EngineConfig, paths: Sequence[Path], device: torch.device) -> list[str]:
-    """Return the dtype of each model's KV cache."""
-    found = []
-    for path, own in zip(paths, _members(config, paths), strict=True):
-        dtype = own.dtype or "auto" if own.given else config.dtype
-        states = torch.float32 if device.type == "cpu" else weights_dtype(path, dtype)
-        found.append(dtype_name(cache_dtype(own.kv_cache_dtype or config.kv_cache_dtype, states)))
-    return found
+def _recipes(config: EngineConfig, paths: Sequence[Path], device: torch.device) -> list[Recipe]:
+    """Return how each model of the output distribution was loaded."""
+    names = ("dtype", "quantization", "kv_cache_dtype", "linear_backend", "attention_backend")
+    options = LoadOptions(device=device.type, **{name: getattr(config, name) for name in names})
+    members: Sequence[ModelOptions] = config.models or [LIKE_TARGET] * len(paths)
+    return [planned_recipe(str(path), options.of_model(own)) for path, own in zip(paths, members, strict=True)]
 
 
 def parameters(folder: Path) -> int:

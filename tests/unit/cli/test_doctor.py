@@ -13,6 +13,8 @@ from typer.testing import Result
 from cospec.cli import doctor_checks
 from cospec.llm import LLM
 from cospec.native import library
+from harness.gguf_files import write_model
+from harness.gguf_models import MODELS, random_model
 
 Command = Callable[..., Result]
 
@@ -107,6 +109,18 @@ def test_weights_above_the_memory_are_a_problem(cospec_command: Command, monkeyp
     code, found = examined(cospec_command, "--no-smoke-test")
     assert code == 1
     assert "while 1 MiB of memory are available" in found["problems"][0]
+
+
+def test_the_plan_names_the_formats_of_a_file(cospec_command: Command, tmp_path: Path) -> None:
+    model = random_model(MODELS["qwen2"][0])
+    path = write_model(tmp_path / "model.gguf", model, "Q4_0", kinds={"ffn_down": "Q8_0"})
+    off = ("--no-smoke-test", "--speculative-config", json.dumps({"method": "off"}))
+    (planned,) = examined(cospec_command, path, *off)[1]["memory"]["weights"]
+    assert planned["formats"].startswith("q4_0 ") and ", q8_0 " in planned["formats"]
+    (line,) = [line for line in cospec_command("doctor", path, *off).output.splitlines() if line.startswith("plan: ")]
+    assert f"MiB {planned['formats']};" in line
+    (planned,) = examined(cospec_command, path, *off, "--quantization", "q5_0")[1]["memory"]["weights"]
+    assert planned["formats"] == "q5_0"
 
 
 def test_the_reader_sees_every_part(cospec_command: Command) -> None:
