@@ -15,6 +15,7 @@ import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
 
+from harness.completions import figure
 from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
@@ -82,5 +83,8 @@ def test_requests_go_on_while_the_head_restarts(redis: str, tmp_path: Path) -> N
             assert [each["alive"] for each in found["machines"]] == [True]
             assert {each["status"] for each in found["deployments"].values()} == {"HEALTHY"}
         assert cluster.log.count("Ray's head ended, and was started again") == 2
+        until(lambda: figure(cluster, "ray_head_restarts_total") == 2, "the metric")
+        until(lambda: figure(cluster, "engine_up") == 1, "reports of the replica")
+        assert figure(cluster, "replicas_lost_total") == 0
         assert cluster.process.poll() is None
     assert not cluster.left()

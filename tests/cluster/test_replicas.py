@@ -19,7 +19,7 @@ from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, disturb, 
 from benchmarks.cluster_process import ClusterProcess
 
 from cospec.cluster import state_file
-from harness.completions import complete
+from harness.completions import complete, figure
 from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
@@ -40,11 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster")) as running:
         yield running
     assert not running.left()
-
-
-def figure(cluster: ClusterProcess, name: str) -> float:
-    text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"cospec:{name}{{"))
 
 
 def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
@@ -124,6 +119,7 @@ def test_a_client_that_leaves_frees_its_request(cluster: ClusterProcess) -> None
 def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.Signals) -> None:
     # An engine that starts is busy too, and is not the engine of the request.
     until(lambda: len(cluster.engines()) == 2 and cluster.idle())
+    lost_before, restarts = figure(cluster, "replicas_lost_total"), figure(cluster, "engine_restarts_total")
     ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
     expected, replayed = complete(cluster, ask, **more), figure(cluster, "requests_replayed_total")
     body = {"prompt": ask.prompt, "return_token_ids": True, "stream": True, **ask.sampling, **more}
@@ -141,26 +137,36 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
                 lost = True
     assert (tokens, text) == expected
     assert figure(cluster, "requests_replayed_total") == replayed + 1
+    until(lambda: figure(cluster, "replicas_lost_total") == lost_before + 1, "the lost replica in the metrics")
+    assert figure(cluster, "engine_restarts_total") == restarts
 
 
 def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> None:
     until(lambda: len(cluster.engines()) == 2 and cluster.idle())
     asks = [Ask(prompt, seed) for prompt in PROMPTS[:2] for seed in (None, 1)]
-    expected = expect(asks)
+    expected, lost = expect(asks), figure(cluster, "replicas_lost_total")
+    restarts = figure(cluster, "engine_restarts_total")
+    until(lambda: figure(cluster, "engine_up") == 1, "reports of the replicas")
     for engine in cluster.engines():
         os.kill(engine, signal.SIGKILL)
     with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(asks, pool.map(lambda each: complete(cluster, each), asks), strict=True))
+        answers = pool.map(lambda each: complete(cluster, each), asks)
+        until(lambda: figure(cluster, "engine_up") == 0, "no engine in the metrics")
+        found = dict(zip(asks, answers, strict=True))
     assert found == expected
+    until(lambda: figure(cluster, "engine_restarts_total") == restarts + 2, "the restarts in the metrics")
+    until(lambda: figure(cluster, "engine_up") == 1, "an engine in the metrics")
+    assert figure(cluster, "replicas_lost_total") == lost
 
 
 def test_chaos_loses_no_request_and_changes_no_token(cluster: ClusterProcess) -> None:
     """A short run of ``python -m benchmarks.chaos``: nodes join, processes are killed and cut off."""
     until(lambda: len(cluster.engines()) == 2 and cluster.idle())
-    report = disturb(cluster, seconds=8, requests=28, every=2)
-    assert report.requests == 28
+    report = disturb(cluster, seconds=11, requests=36, every=2)
+    assert report.requests == 36
     assert (report.lost, report.wrong, report.errors) == (0, 0, [])
-    assert report.faults["join node"] and sum(report.faults.values()) >= 2
+    happened = {kind for kind, count in report.faults.items() if count}
+    assert happened >= {"join node", "kill node", "pause node", "partition node"}
     assert report.running_after == 0
     assert report.checks and (report.leaks, report.sockets) == (0, [])
 

@@ -1,32 +1,46 @@
-"""A replica whose stages run on machines that Ray chooses: two raylets, and the tokens of one process."""
+"""A replica whose stages run on machines that Ray chooses: raylets that are lost, and the tokens of one process."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
 
-from harness.completions import complete
+from cospec.cluster.ray_cluster import ENVIRONMENT
+from harness.completions import complete, figure
 from harness.waiting import until
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 ACTOR, STAGE = "ray::StageHostActor", "cospec.distributed.stage_worker"
+QUICK_LOSS = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200}  # Ray looks at machines more often
+CHECK_SECONDS = 2.0
+HEAD = {"machine": "head"}  # labels of the machine that holds replica and API server, and no stage
 CONFIG = {
     "name": f"test-stages-{os.getpid()}",
     "server": {"port": 0},
-    "health": {"period": 1, "timeout": 3, "grace": 1},
+    "health": {"period": 1, "timeout": CHECK_SECONDS, "grace": 1},
     "target": {
-        "engine": {**ENGINE, "pipeline_parallel_size": 2, "speculative_config": {"method": "ngram"}},
-        "placement": {"num_cpus": 1},
+        "engine": {
+            **ENGINE,
+            "pipeline_parallel_size": 2,
+            "speculative_config": {"method": "ngram"},
+            "stage_timeout": 2.5,
+        },
+        "placement": {"num_cpus": 1, "labels": HEAD},
         "stages": {"placement": {"num_cpus": 1, "resources": {"stages": 1}}, "strategy": "SPREAD"},
     },
 }
@@ -42,37 +56,143 @@ def token_files() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("*.token"))
 
 
-@pytest.fixture
-def machines() -> Iterator[Any]:
-    """Two raylets, each with room for one stage."""
-    found = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 3, "resources": {"stages": 1}, "include_dashboard": False}
-    )
-    found.add_node(num_cpus=1, resources={"stages": 1})
-    try:
-        yield found
-    finally:
-        found.shutdown()
+def raylet_of(machine: Any) -> int:
+    """Process id of the raylet of a machine."""
+    return int(machine.all_processes["raylet"][0].process.pid)
 
 
-def test_stages_on_two_machines_write_the_tokens_of_one_process(machines: Any, tmp_path: Path) -> None:
-    """Also when a stage host is killed: its stage moves to the other host, and the replica starts the host again.
+class Machines:
+    """Raylets with addresses of their own: a head, and machines with room for stages."""
 
-    A killed replica leaves no file with the token, and the next replica has a token of its own.
-    """
+    def __init__(self) -> None:
+        head = {"num_cpus": 1, "labels": HEAD, "include_dashboard": False, "_system_config": QUICK_LOSS}
+        self._raylets = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+        self._holding: list[Any] = []
+        self._count = 0
+        self.address = self._raylets.address
+
+    def add(self, stages: int = 1) -> None:
+        """Start a machine with room for a number of stages."""
+        self._count += 1
+        room = {"num_cpus": stages, "resources": {"stages": stages}}
+        self._holding.append(self._raylets.add_node(node_ip_address=f"127.0.1.{self._count}", **room))
+
+    def loss(self) -> Callable[[], None]:
+        """Choose a machine with stages that run. The function that is returned ends all its processes at once."""
+        running = set(below(STAGE))
+        (lost, *_) = [each for each in self._holding if running & descendants(raylet_of(each)).keys()]
+        processes = [raylet_of(lost), *descendants(raylet_of(lost))]
+
+        def lose() -> None:
+            for pid in processes:  # processes that Ray ends one after the other would go on for a while
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._holding.remove(lost)
+            self._raylets.remove_node(lost, allow_graceful=False)
+
+        return lose
+
+    def close(self) -> None:
+        """End all machines."""
+        self._raylets.shutdown()
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    """A head, and two machines with stages, which run at the usual priority, as in a cluster of our own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", ENVIRONMENT["RAY_worker_niceness"])
+        found = Machines()
+        try:
+            found.add()
+            found.add()
+            yield found
+        finally:
+            found.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    """One replica with a stage on each machine. The end leaves no stage, and no file with a token."""
     files = token_files()
-    asks = [Ask(PROMPTS[0], None), Ask(PROMPTS[3], 1)]
-    expected = expect(asks)
-    with ClusterProcess(CONFIG, tmp_path, address=machines.address) as cluster:
-        actors, stages, replica = below(ACTOR), below(STAGE), below(REPLICA.format(name=cluster.name))
-        assert (len(actors), len(stages), len(replica)) == (2, 2, 1)
-        assert {ask: complete(cluster, ask) for ask in asks} == expected
-        os.kill(actors[0], signal.SIGKILL)
-        assert {ask: complete(cluster, ask) for ask in asks} == expected
-        until(lambda: len(below(ACTOR)) == 2 and not set(stages) & set(below(STAGE)))
-        assert below(REPLICA.format(name=cluster.name)) == replica
-        os.kill(replica[0], signal.SIGKILL)
-        until(lambda: set(below(REPLICA.format(name=cluster.name))) - set(replica))
-        assert {ask: complete(cluster, ask) for ask in asks} == expected
+    with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster"), address=machines.address) as running:
+        yield running
     until(lambda: not below(ACTOR) and not below(STAGE))
     assert token_files() == files
+
+
+UNHEALTHY = "Didn't receive health check response for replica"  # of Ray Serve
+SILENT = r"127\.0\.1\.\d:\d+ does not answer"
+SENTENCE = f"The target's processes cannot be started again: No stage host starts stage 0: {SILENT}, {SILENT}\\.$"
+ASKS = [Ask(PROMPTS[0], None), Ask(PROMPTS[3], 1)]
+LONG = {"max_tokens": 800, "ignore_eos": True}  # two seconds and more
+
+
+def replicas(cluster: ClusterProcess) -> list[int]:
+    return below(REPLICA.format(name=cluster.name))
+
+
+def disturbed(cluster: ClusterProcess, ask: Ask, disturb: Callable[[], None]) -> tuple[list[int], str | None]:
+    """Token ids of a stream, which is disturbed after 20 tokens, and the sentence of the error that ends the stream."""
+    body = {"prompt": ask.prompt, "return_token_ids": True, "stream": True, **ask.sampling, **LONG}
+    tokens: list[int] = []
+    done = False
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=90) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            found = json.loads(line.removeprefix("data: "))
+            if "error" in found:
+                return tokens, str(found["error"]["message"])
+            tokens += found["choices"][0]["token_ids"]
+            if not done and len(tokens) > 20:
+                disturb()
+                done = True
+    return tokens, None
+
+
+def test_a_second_cluster_does_not_take_the_ray_serve_of_the_first(
+    machines: Machines, cluster: ClusterProcess, tmp_path: Path
+) -> None:
+    second = ClusterProcess({**CONFIG, "name": f"{cluster.name}-2"}, tmp_path, address=machines.address)
+    second.start()
+    assert second.process.wait(60) == 1
+    last = second.log.strip().splitlines()[-1]
+    assert last.startswith(f"cospec: address is {machines.address}, where Ray Serve runs; allowed is ")
+    assert httpx.get(f"{cluster.url}/health", timeout=30).status_code == 200
+
+
+def test_stages_on_two_machines_write_the_tokens_of_one_process(cluster: ClusterProcess) -> None:
+    """Also when a stage host is killed: its stage moves to the other host, and the replica starts the host again."""
+    expected = expect(ASKS)
+    actors, stages, replica = below(ACTOR), below(STAGE), replicas(cluster)
+    assert (len(actors), len(stages), len(replica)) == (2, 2, 1)
+    assert {ask: complete(cluster, ask) for ask in ASKS} == expected
+    os.kill(actors[0], signal.SIGKILL)
+    assert {ask: complete(cluster, ask) for ask in ASKS} == expected
+    until(lambda: len(below(ACTOR)) == 2 and not set(stages) & set(below(STAGE)))
+    assert replicas(cluster) == replica
+    until(lambda: figure(cluster, "stage_host_restarts_total") >= 1, "the start in the metrics")
+    until(lambda: figure(cluster, "engine_up") == 1, "reports of the replica")
+    assert figure(cluster, "replicas_lost_total") == 0
+
+
+def test_a_request_outlives_the_machine_of_a_stage_and_ends_with_a_sentence_without_machines(
+    machines: Machines, cluster: ClusterProcess
+) -> None:
+    """The replica serves on the machine that is left. After the loss of both, a new machine gets another replica."""
+    replica, (tokens, _) = replicas(cluster), complete(cluster, ASKS[1], **LONG)
+    assert disturbed(cluster, ASKS[1], machines.loss()) == (tokens, None)
+    threading.Event().wait(CHECK_SECONDS + 1)  # a health check that waits for the lost machine is over now
+    assert complete(cluster, ASKS[1], **LONG)[0] == tokens
+    assert replicas(cluster) == replica and UNHEALTHY not in cluster.log
+    written, sentence = disturbed(cluster, ASKS[1], machines.loss())
+    assert written == tokens[: len(written)] and written
+    assert sentence is not None and re.search(SENTENCE, sentence), sentence
+    until(lambda: UNHEALTHY in cluster.log, "a health check without an answer")
+    machines.add(stages=2)
+    with contextlib.suppress(ProcessLookupError):  # Ray Serve has ended the replica
+        os.kill(replica[0], signal.SIGKILL)
+    until(lambda: set(replicas(cluster)) - set(replica))
+    until(lambda: figure(cluster, "replicas_lost_total") == 1, "the lost replica in the metrics")
+    assert {ask: complete(cluster, ask) for ask in ASKS} == expect(ASKS)

@@ -149,16 +149,26 @@ def nodes(folders: Folders) -> Iterator[dict[str, DrafterProxy]]:
             hub.remove(slot)
 
 
+@pytest.mark.parametrize(
+    ("combiner", "execution_mode"),
+    [("union", "sequential"), ("fuse", "draft-ahead"), ("fuse", "draft-for-outcomes"), ("fuse", "pipelined")],
+)
 def test_tokens_of_three_drafter_nodes(
-    folders: Folders, target: ShardedModel, nodes: dict[str, DrafterProxy], request: Any
+    folders: Folders,
+    target: ShardedModel,
+    nodes: dict[str, DrafterProxy],
+    combiner: str,
+    execution_mode: str,
+    request: Any,
 ) -> None:
     """A sharded target verifies what three nodes draft; tokens are those of one process without drafts."""
     _, ranks = request.node.callspec.params["target"]
-    pool = pool_of(nodes, "union", "all", VOCAB)
+    pool = pool_of(nodes, combiner, "all", VOCAB)
+    executor = "inline" if execution_mode == "sequential" else "worker"
     for name in ("greedy", "seeded"):
         params = PARAMS[name]
         wanted = without_drafts(folders, target, params, ranks)
-        engine = llama_engine(target, pool, k=3, max_nodes=7)
+        engine = under(llama_engine(target, pool, k=3, max_nodes=7), execution_mode, executor)
         assert tokens_of(run_all(engine, requests(params))) == wanted
         assert engine.metrics().accepted_tokens["itself"] > 0
         assert target.pages.usage == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from cospec.core.engine import Engine
 from cospec.core.types import Request
+from cospec.distributed.model import ShardedModel
 from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
 from cospec.plugin_options import parse
@@ -61,13 +64,18 @@ SHARDS = {"stages": (2, 1), "tensor ranks": (1, 2)}  # pipeline stages and tenso
 NAMES = [*VERIFIERS, *(pytest.param(name, marks=pytest.mark.cluster) for name in SHARDS)]
 
 
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ShardedModel]]:
+    """Sharded targets, each started once."""
+    with ExitStack() as started:
+        folder = tmp_path_factory.mktemp("models")
+        yield cache(lambda name: started.enter_context(sharded(Folders.write(folder), *SHARDS[name])))
+
+
 @pytest.fixture(params=NAMES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    if request.param in VERIFIERS:
-        yield VERIFIERS[request.param]()
-        return
-    with sharded(Folders.write(tmp_path), *SHARDS[request.param]) as model:
-        yield llama_engine(model, ScriptedDrafter([0, 1, 2]))
+def engine(request: pytest.FixtureRequest, shards: Callable[[str], ShardedModel]) -> Engine:
+    name: str = request.param
+    return VERIFIERS[name]() if name in VERIFIERS else llama_engine(shards(name), ScriptedDrafter([0, 1, 2]))
 
 
 def requests() -> Sequence[Request]:

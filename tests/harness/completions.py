@@ -16,3 +16,9 @@ def complete(cluster: ClusterProcess, ask: Ask, **more: Any) -> tuple[list[int],
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     return choice["token_ids"], choice["text"]
+
+
+def figure(cluster: ClusterProcess, name: str) -> float:
+    """Return the sum of a metric over its labels."""
+    text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"cospec:{name}{{"))

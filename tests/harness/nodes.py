@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from anyio.from_thread import start_blocking_portal
+from benchmarks.relay import Relay
+
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.cluster.nodes.hub_options import NodesOptions
@@ -132,6 +135,22 @@ class NodeProcess:
         """Wait for the end; returns the exit code."""
         self._process.join(20)
         return self._process.exitcode
+
+
+Start = Callable[..., NodeProcess]
+"""Starts a node, see the fixture ``start``."""
+
+
+@contextmanager
+def relay_to(hub: NodeHub) -> Iterator[tuple[Relay, Callable[..., object]]]:
+    """A relay to a listening hub, and what calls its functions in the relay's thread."""
+    relay = Relay(int(hub.address.rpartition(":")[2]))
+    with start_blocking_portal() as portal:
+        portal.call(relay.open)
+        try:
+            yield relay, portal.call
+        finally:
+            portal.call(relay.close)
 
 
 def _serve(options: NodeOptions, offers: Sequence[tuple[str, Build]], vocab_size: int) -> None:

@@ -1,11 +1,13 @@
-"""The example of a plug-in, installed as a user would install the package."""
+"""The example of a plug-in, installed as a user would install the package; the names of a table of plug-ins."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from cospec.registry import PluginTable
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 
@@ -25,3 +27,8 @@ def install(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def every(table: PluginTable[Any]) -> list[str]:
+    """What comes with cospec and what installed packages offer."""
+    return [*table, *table.installed]

@@ -50,6 +50,15 @@ class Doomed(NgramDrafter):
         return super().propose(contexts, budgets)
 
 
+class Sluggish(NgramDrafter):
+    """Sleeps before drafts of requests whose id begins with ``slow``."""
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        if any(context.id.startswith("slow") for context in contexts):
+            time.sleep(SLEEP_SECONDS)
+        return super().propose(contexts, budgets)
+
+
 class Recording(Drafter):
     """Drafts the tokens that it is given, and writes each call into a file; some ids make it sleep or raise."""
 
@@ -108,6 +117,9 @@ class TcpWorker:
         self._process.wait()
 
 
+LOOKUPS: dict[str, type[NgramDrafter]] = {"ngram": NgramDrafter, "sluggish": Sluggish}
+
+
 def recipe_of(build: Build) -> DrafterRecipe:
     """What an executor gets to know of a drafter without a configuration."""
     import torch
@@ -145,8 +157,8 @@ def _llama(folder: str) -> Drafter:
 
 
 def _toy(name: str) -> Drafter:
-    if name == "ngram":
-        return NgramDrafter(1, 3)
+    if name in LOOKUPS:
+        return LOOKUPS[name](1, 3)
     from cospec.drafters.model import ModelDrafter
     from cospec.models.toy import ToyModel
     from harness.pools import pool_of, toy_drafters

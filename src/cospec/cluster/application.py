@@ -7,11 +7,13 @@ replaces dead actors with back-off, and scales the target on its queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -21,6 +23,7 @@ from cospec.cluster.node_actor import NodeActor, NodePolicy
 from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.ray_transport import RayTransport
 from cospec.cluster.replica import EngineReplica, NodeBinding
+from cospec.cluster.replica_reports import ReplicaReport, ReplicaReports
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
 from cospec.models.hf_tokenizer import import_libraries
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 TARGET, API, DRAFTERS = "target", "api", "drafter-{name}"  # names of deployments
 ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound
+LOOK_SECONDS = 1.0  # between two looks for replicas that ended
 QUEUE_PER_SEQUENCE = 4  # requests that a replica takes per running sequence
 LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -53,13 +57,30 @@ class ApiServer:
         info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_libraries))
         settings = read_keys(config.server)
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
-        engine = ReplicatedEngine(replicas, info)
+        self._reports = ReplicaReports(config.health.period + config.health.timeout)
+        self._engine = engine = ReplicatedEngine(replicas, info, self._reports)
         limits = AdmissionLimits.of(settings, sequences)
         self._app = await make_app(engine, settings, limits)
+        self._watching = asyncio.create_task(self._watch(replicas))  # the loop keeps no task
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
         return self._app
+
+    async def note_head_restarts(self, count: int) -> None:
+        """Show ``count`` restarts of Ray's head in the metrics."""
+        self._engine.head_restarts = count
+
+    async def note_replica(self, report: ReplicaReport) -> None:
+        """Show the report of a replica in the metrics."""
+        self._reports.note(report)
+
+    async def _watch(self, replicas: RayTransport) -> None:
+        """Look for replicas that ended, until the task is cancelled; without Ray's head nothing is known."""
+        while True:
+            with contextlib.suppress(RayError, RuntimeError, OSError):
+                self._reports.keep(await replicas.running())
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -77,6 +98,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         "health_check_period_s": config.health.period,
         "health_check_timeout_s": config.health.timeout,
         "graceful_shutdown_timeout_s": config.health.grace,
+        "graceful_shutdown_wait_loop_s": min(2.0, config.health.grace / 4),
         "logging_config": LOGGING,
     }
     router: dict[str, Any] = {"request_router_class": PrefixRouter}

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cospec.cluster import state_file
@@ -53,6 +54,19 @@ NO_METRICS = {  # no port with metrics, which Ray opens on all interfaces and wi
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class RayHead:
+    """The head of the Ray cluster that this process is connected to.
+
+    Attributes:
+        address: ``host:port``.
+        restarts: how often this process has started the head again.
+    """
+
+    address: str
+    restarts: int = 0
+
+
 class RayHeadLost(CospecError):
     """Ray's head has ended and did not come back."""
 
@@ -72,8 +86,8 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def start(name: str, machine: Machine) -> Iterator[str]:
-    """Start Ray on this machine for the time of the block, and yield the head's address.
+def start(name: str, machine: Machine) -> Iterator[RayHead]:
+    """Start Ray on this machine for the time of the block, and yield the head.
 
     Raises:
         InvalidInput: ray is not installed.
@@ -96,12 +110,11 @@ def start(name: str, machine: Machine) -> Iterator[str]:
 
     this = psutil.Process()
     below = this.children(recursive=True)  # now, because a process whose parent dies is no longer found
-    restarts: HeadRestarts | None = None
+    head, restarts = RayHead(context.address_info["gcs_address"]), None
     try:
         if os.environ.get(REDIS):
-            head = next(each for each in below if each.is_running() and each.name() == HEAD)
-            restarts = HeadRestarts(head, context.address_info["gcs_address"])
-        yield context.address_info["gcs_address"]
+            restarts = HeadRestarts(head, next(each for each in below if each.is_running() and each.name() == HEAD))
+        yield head
     finally:
         if restarts is not None:
             restarts.close()
@@ -112,8 +125,8 @@ def start(name: str, machine: Machine) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def join(name: str, address: str, token_path: str = "") -> Iterator[str]:
-    """Connect to a Ray cluster for the time of the block, and yield the head's address.
+def join(name: str, address: str, token_path: str = "") -> Iterator[RayHead]:
+    """Connect to a Ray cluster for the time of the block, and yield the head.
 
     Raises:
         InvalidInput: no Ray cluster answers at ``address``, or ray is not installed.
@@ -127,7 +140,7 @@ def join(name: str, address: str, token_path: str = "") -> Iterator[str]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput("address", words(f"{address} ({reason})"), "the address of a running Ray cluster") from None
     try:
-        yield context.address_info["gcs_address"]
+        yield RayHead(context.address_info["gcs_address"])
     finally:
         _leave(ray)
 
@@ -153,17 +166,17 @@ class HeadRestarts:
     """Starts Ray's head again when its process ends; the new process reads the state of the old one from Redis.
 
     Args:
-        head: the ``psutil.Process`` of the head.
-        address: of the head, ``host:port``. The first head chose this port; all processes of Ray know it.
+        head: counts the restarts. The first process chose the port; all processes of Ray know it.
+        process: the ``psutil.Process`` of the head.
     """
 
-    def __init__(self, head: Any, address: str) -> None:
-        port = address.rpartition(":")[2]
-        self._command = [head.exe(), *head.cmdline()[1:], f"--gcs_server_port={port}"]  # the last of two flags counts
-        self._environment = head.environ()
+    def __init__(self, head: RayHead, process: Any) -> None:
+        self._head, port = head, head.address.rpartition(":")[2]
+        flags = [*process.cmdline()[1:], f"--gcs_server_port={port}"]  # the last of two flags counts
+        self._command, self._environment = [process.exe(), *flags], process.environ()
         self._starting, self._closing = threading.Lock(), threading.Event()
         self._started: subprocess.Popen[bytes] | None = None
-        threading.Thread(target=self._run, args=(head,), name="cospec-head", daemon=True).start()
+        threading.Thread(target=self._run, args=(process,), name="cospec-head", daemon=True).start()
 
     def close(self) -> None:
         """Start no further head, and end the one that was started."""
@@ -172,11 +185,11 @@ class HeadRestarts:
             if self._started is not None:
                 self._started.kill()
 
-    def _run(self, head: Any) -> None:
+    def _run(self, process: Any) -> None:
         """Wait and start again, until closed. The end of this thread ends the head, so the thread waits for it."""
         short, since = 0, time.monotonic()
         while True:
-            head.wait()
+            process.wait()
             short = short + 1 if time.monotonic() - since < SHORT_SECONDS else 0
             if short == MOST_SHORT:
                 _log.error("Ray's head ended %d times in a row after less than %g s", MOST_SHORT, SHORT_SECONDS)
@@ -186,12 +199,13 @@ class HeadRestarts:
             with self._starting:
                 if self._closing.is_set():
                     return
-                head = self._started = subprocess.Popen(
+                process = self._started = subprocess.Popen(
                     [sys.executable, "-c", WITH_PARENT, *self._command],
                     env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 )  # fmt: skip
             since = time.monotonic()
-            _log.warning("Ray's head ended, and was started again as process %d; its state is in Redis", head.pid)
+            self._head.restarts += 1
+            _log.warning("Ray's head ended, and was started again as process %d; its state is in Redis", process.pid)
 
 
 class RayHeadWatch:

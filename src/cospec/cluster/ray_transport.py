@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -58,3 +60,11 @@ class RayTransport:
         except (RayError, RayServeException, TimeoutError):
             return []
         return [each for each in found if isinstance(each, dict)]
+
+    async def running(self) -> set[str]:
+        """Names of the actors that run, of this and other deployments.
+
+        Raises:
+            RayError: Ray's head does not answer.
+        """
+        return {each["name"] for each in await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)}

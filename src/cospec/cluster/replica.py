@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -12,8 +13,11 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from cospec.cluster.config import TargetOptions
+from cospec.cluster.replica_reports import ReplicaReport
 from cospec.cluster.stage_actor import ReplicaStages
 from cospec.config import EngineConfig
 from cospec.core.types import Request
@@ -26,6 +30,8 @@ from cospec.runtime.engine_supervision import Supervision
 from cospec.runtime.messages import EngineInfo, Events, Failed, ProtocolMessage, Rejected
 
 HERE = TargetOptions()  # on any machine, without stages elsewhere
+REPORT_PERIOD = 1.0  # seconds between two reports to the API server
+REPORT_SECONDS = 3.0  # for one report; the API server may be away
 
 
 class Unavailable(ProtocolMessage, frozen=True):
@@ -68,7 +74,9 @@ class EngineReplica:
     ) -> None:
         self._client = AsyncEngineClient(build, supervision)
         self._requests, self._items = Codec(Request), Codec(StreamItem)
-        self._address = ""
+        self._address, self._healthy = "", False
+        self._api: Any = None  # a handle, from the first report on
+        self._reporting: asyncio.Task[None] | None = None
         stages, placement = target.stages, target.placement
         if placement.tier_prices:
             price = placement.price(ray.get_runtime_context().get_node_labels(), config.cost_per_hour)
@@ -80,12 +88,32 @@ class EngineReplica:
             self._address = nodes.free_address()
             config = _bound(config, self._address, nodes.keys)
         await self._client.start(config, () if self._stages is None else self._stages.files)
+        self._reporting = asyncio.create_task(self._report_often())
 
     async def check_health(self) -> None:
         """Raise when the engine process or a stage host has ended for good; Ray Serve then replaces the replica."""
+        self._healthy = False
         self._client.check_ended()
         if self._stages is not None:
             await self._stages.check()
+        self._healthy = True
+
+    async def _report_often(self) -> None:
+        """Report to the API server until the task is cancelled."""
+        while True:
+            await self._report()
+            await asyncio.sleep(REPORT_PERIOD)
+
+    async def _report(self, leaves: bool = False) -> None:
+        """Send the API server the state of this replica; no report reaches an API server that is away."""
+        status, hosts = self._client.status, 0 if self._stages is None else self._stages.restarts
+        with contextlib.suppress(RayServeException, RayError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(REPORT_SECONDS):
+                if self._api is None:
+                    app = serve.get_replica_context().app_name
+                    self._api = await asyncio.to_thread(serve.get_app_handle, app)
+                name = str(ray.get_runtime_context().get_actor_name())
+                await self._api.note_replica.remote(ReplicaReport(name, status.up, status.restarts, hosts, leaves))
 
     async def drafter_address(self) -> tuple[int, str]:
         """The rank of this replica, and the address that its drafter nodes connect to."""
@@ -136,6 +164,10 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         # Ray Serve awaits this coroutine before the actor ends.
+        if self._reporting is not None:
+            self._reporting.cancel()
+        if self._healthy:  # else Ray Serve gave the replica up
+            await self._report(leaves=True)
         await self._client.close()
         if self._stages is not None:
             await self._stages.close()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from cospec.cluster.prefix_index import digests
 from cospec.cluster.replica import StreamItem, Unavailable
+from cospec.cluster.replica_reports import ReplicaReports
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped
 from cospec.metrics.engine_counters import merge
@@ -57,14 +58,21 @@ class Replicas(Protocol):
 
 
 class ReplicatedEngine:
-    """One engine, seen from an asyncio program; an ``EngineClient``."""
+    """One engine, seen from an asyncio program; an ``EngineClient``.
 
-    def __init__(self, replicas: Replicas, info: EngineInfo) -> None:
-        self._replicas, self._info = replicas, info
+    Args:
+        reports: what the replicas report.
+
+    Attributes:
+        head_restarts: restarts of Ray's head, see ``EngineStatus``.
+    """
+
+    def __init__(self, replicas: Replicas, info: EngineInfo, reports: ReplicaReports) -> None:
+        self._replicas, self._info, self._reports = replicas, info, reports
         self._live: dict[str, LiveRequest] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._requests, self._items = Codec(Request), Codec(StreamItem)
-        self._replayed = 0
+        self._replayed = self.head_restarts = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -73,8 +81,16 @@ class ReplicatedEngine:
 
     @property
     def status(self) -> EngineStatus:
-        """Counts of the client itself; Ray Serve counts restarts."""
-        return EngineStatus(True, 0, self._replayed, len(self._live))
+        """Counts of the client itself, and of the replicas' reports."""
+        return EngineStatus(
+            up=self._reports.serves,
+            restarts=self._reports.engine_restarts,
+            replayed=self._replayed,
+            live=len(self._live),
+            head_restarts=self.head_restarts,
+            replicas_lost=self._reports.lost,
+            stage_host_restarts=self._reports.stage_host_restarts,
+        )
 
     def check_alive(self) -> None:
         """Raise nothing: requests wait while Ray Serve replaces a replica."""

@@ -1,7 +1,8 @@
 """Stage hosts as actors: Ray reserves a bundle for each stage of a replica, and ends the actors with the replica.
 
 Ray hands out the addresses; windows pass between the stage processes and not through Ray. The health check of a replica
-starts a lost host again at its address. A host whose machine is lost makes the replica unhealthy.
+starts a lost host again at its address. Where a machine is lost, the engine runs all stages on the other machines. The
+replica becomes unhealthy when no host is left, or when Ray starts the host on a new machine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cospec.distributed.stage_host import StageHost, TokenFile, parse_address
 from cospec.errors import VerifierLost
 
 CLOSE_SECONDS = 5.0  # for the stages of a host
+RESTART_SECONDS = 0.5  # between two starts of a host
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +51,19 @@ class StageHostActor:
 
 
 class ReplicaStages:
-    """The stage hosts of one replica, in the bundles after the replica's own bundle."""
+    """The stage hosts of one replica, in the bundles after the replica's own bundle.
+
+    Attributes:
+        restarts: starts of hosts after the first ones.
+    """
 
     def __init__(self, placement: Placement, count: int) -> None:
         self._options = {key: value for key, value in placement.actor_options.items() if key != "label_selector"}
         self._token = secrets.token_hex(32)
         self._token_file, self._addresses = TokenFile(self._token), list[str]()
         self._actors = [self._start(stage, 0) for stage in range(count)]
+        self._checks = list[asyncio.Task[None]]()
+        self.restarts = 0
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -70,24 +78,39 @@ class ReplicaStages:
         )
 
     async def check(self) -> None:
-        """Start lost hosts again.
+        """Start lost hosts again; return when one host answers, because a lost machine may have no successor.
 
         Raises:
             VerifierLost: a host is on another machine now, which the engine does not know.
-            RayError: a host cannot be started again.
         """
-        for stage, address in enumerate(self._addresses):
+        if not self._checks:
+            self._checks = [asyncio.create_task(self._check(stage)) for stage in range(len(self._actors))]
+        ended, _ = await asyncio.wait(self._checks, return_when=asyncio.FIRST_COMPLETED)
+        for stage, each in enumerate(self._checks):
+            if each in ended:
+                await each  # before the next check: no check follows a loss, or the end
+                self._checks[stage] = asyncio.create_task(self._check(stage))
+
+    async def _check(self, stage: int) -> None:
+        """Wait for the answer of a host. Ray would take an actor's error for the end of the replica."""
+        address, found = self._addresses[stage], ""
+        while not found:
             try:
-                await self._actors[stage].address.remote()
-            except RayActorError:
-                log.warning("the stage host %s is lost and is started again", address)
+                found = await self._actors[stage].address.remote()
+            except RayActorError as error:  # also of an actor that was to start on a machine that Ray took for alive
+                reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+                log.warning("the stage host %s is lost and is started again (%s)", address, reason)
                 self._actors[stage] = self._start(stage, parse_address("stage_machines", address).port)
-                if (found := await self._actors[stage].address.remote()) != address:
-                    raise VerifierLost(f"The stage host {address} is at {found} now.") from None
+                self.restarts += 1
+                await asyncio.sleep(RESTART_SECONDS)
+        if found != address:
+            raise VerifierLost(f"The stage host {address} is at {found} now.")
 
     async def close(self) -> None:
         """End the hosts and their stages."""
         self._token_file.close()
+        for each in self._checks:
+            each.cancel()
         for actor in self._actors:
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_answer(actor.close.remote()), CLOSE_SECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cospec.cluster import ray_cluster, state_file
 from cospec.cluster.config import ClusterConfig, Placement
-from cospec.cluster.ray_cluster import LOOK_SECONDS, RayHeadLost, RayHeadWatch
+from cospec.cluster.ray_cluster import LOOK_SECONDS, RayHead, RayHeadLost, RayHeadWatch
 from cospec.errors import InvalidInput, words
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -32,24 +32,26 @@ def up(config: ClusterConfig, address: str | None, say: Callable[[str], None]) -
 
     Raises:
         RayHeadLost: Ray's head has ended.
-        InvalidInput: a cluster of that name runs already, the port is in use, or the deployments cannot be started.
+        InvalidInput: a cluster of that name runs already, the port is in use, Ray Serve runs at ``address``, or the
+            deployments cannot be started.
     """
     _check_name(config.name)
     port = free_port(config.server.host, config.server.port)
-    cluster: AbstractContextManager[str] = (
+    cluster: AbstractContextManager[RayHead] = (
         ray_cluster.start(config.name, config.machine) if address is None else ray_cluster.join(config.name, address)
     )
     with cluster as head, _stop_event() as stopped:
+        if address is not None:
+            _check_serve(address)
         url = f"http://{config.server.host}:{port}"
         token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
-        state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
-        watch = RayHeadWatch(head, config.health.head)
+        state_file.write(state_file.RunningCluster(config.name, os.getpid(), head.address, url, token))
+        watch = RayHeadWatch(head.address, config.health.head)
         try:
             with deployed(config, port, lasting=address is not None):
                 if _await_start(config, stopped, watch, say):
                     say(f"cospec cluster {config.name} serves at {url}")
-                while not stopped.wait(LOOK_SECONDS):
-                    watch.check(LOOK_SECONDS)
+                    _keep(config.name, stopped, watch, head)
         finally:
             state_file.remove(config.name)
 
@@ -116,7 +118,9 @@ def _await_start(
         if found is not None and found.status.value == RUNNING:
             return True
         if found is not None and found.status.value == FAILED:
-            raise _not_started(found.message)
+            # The application's message has the names of the deployments alone, a deployment's message the error.
+            failed = (each.message for each in found.deployments.values() if each.status.value == FAILED)
+            raise _not_started(next(failed, found.message))
         if stopped.wait(look):
             return False
         watch.check(look)
@@ -128,10 +132,26 @@ def _await_start(
             say(f"cospec cluster {config.name} waits for {missing}; cospec cluster status shows the machines")
 
 
+def _keep(name: str, stopped: threading.Event, watch: RayHeadWatch, head: RayHead) -> None:
+    """Watch the head until a signal, and have the API server count its restarts.
+
+    Raises:
+        RayHeadLost: Ray's head has ended.
+    """
+    from ray import serve
+
+    api, counted = serve.get_app_handle(name), 0
+    while not stopped.wait(LOOK_SECONDS):
+        watch.check(LOOK_SECONDS)
+        if head.restarts > counted:
+            counted = head.restarts
+            api.note_head_restarts.remote(counted)  # the handle keeps the call until an API server runs
+
+
 def _not_started(message: str) -> InvalidInput:
     """The error of a cluster that does not start; the last line of Ray Serve's ``message`` names the reason."""
-    reason = words(f"not started ({(message.strip() or 'Ray Serve gives no reason').splitlines()[-1]})")
-    return InvalidInput("the cluster", reason, "a configuration that starts")
+    reason = (message.strip() or "Ray Serve gives no reason").splitlines()[-1].removeprefix("cospec.errors.")
+    return InvalidInput("the cluster", words(f"not started ({reason.rstrip('.')})"), "a configuration that starts")
 
 
 def _overview(name: str) -> Any:
@@ -225,6 +245,16 @@ def _check_name(name: str) -> None:
     except InvalidInput:
         return
     raise InvalidInput("name", words(f"{name}, which runs as process {running.pid}"), "the name of no running cluster")
+
+
+def _check_serve(address: str) -> None:
+    """Refuse a Ray cluster with Ray Serve, whose port is chosen, and whose applications would end with this cluster."""
+    from ray import serve
+
+    found = serve.status()
+    if found.proxies or found.applications:
+        allowed = "a Ray cluster without Ray Serve; serve shutdown ends Ray Serve"
+        raise InvalidInput("address", words(f"{address}, where Ray Serve runs"), allowed)
 
 
 def _plain(resources: dict[str, Any]) -> dict[str, float]:

@@ -11,7 +11,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -42,6 +45,9 @@ from cospec.runtime.messages import Failed, Hello, Start
 from cospec.runtime.transport import Channel, ChannelClosed, inherited
 
 LOOK_SECONDS = 1.0  # how often an idle process looks whether the engine's process is there
+
+Surround = Callable[[Window], AbstractContextManager[Any]]
+"""Enters the context in which a stage computes a window; one with an ``error`` is not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +99,11 @@ def main(arguments: list[str]) -> None:
     run(stream, name)
 
 
-def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
+def run(stream: socket.socket, name: str, surround: Surround = nullcontext) -> None:
     """Load the part, connect, and compute windows until a connection ends, which ends the process.
 
     Args:
-        least: seconds that a window takes at least, for measurements that stand for another processor.
+        surround: of each window, for measurements that stand for another processor.
     """
     control = Channel(stream, StageCommand)
     start = control.receive()
@@ -111,7 +117,7 @@ def run(stream: socket.socket, name: str, least: float = 0.0) -> None:
     if library.available():
         library.use_instruction_set(plan.options.instruction_set)
         library.set_threads(plan.threads)
-    stage = _Stage(plan, least)
+    stage = _Stage(plan, surround)
     try:
         stage.load()
     except CospecError as error:
@@ -160,8 +166,8 @@ def _connect(plan: StagePlan, listener: socket.socket, command: Connect) -> _Nei
 class _Stage:
     """A part of the model, and the group of its shards."""
 
-    def __init__(self, plan: StagePlan, least: float) -> None:
-        self._plan, self._least = plan, least
+    def __init__(self, plan: StagePlan, surround: Surround) -> None:
+        self._plan, self._surround = plan, surround
         self._group: ShardGroup | None = None
         self._forward: StageForward | None = None
         self._cancelled: dict[int, float] = {}  # windows that nothing reads, and from which moment that is known
@@ -198,15 +204,13 @@ class _Stage:
         """
         while True:
             window = neighbours.windows.receive()
-            end = time.monotonic() + self._least
             if self._is_cancelled(window.number):
                 window = msgspec.structs.replace(window, states=None, error="nothing reads the result")
             for shard in neighbours.shards:
                 shard.send(window)
-            result = self._answer(window)
-            output = None if neighbours.results is None else _output(result)
-            if self._least and window.error is None:
-                time.sleep(max(0.0, end - time.monotonic()))
+            with self._surround(window):
+                result = self._answer(window)
+                output = None if neighbours.results is None else _output(result)
             if neighbours.next is not None:
                 neighbours.next.send(result)
             elif neighbours.results is not None and output is not None:

@@ -24,16 +24,22 @@ class EngineStatus:
     """What the server knows of the engine without an answer of the engine.
 
     Attributes:
-        up: whether the process serves and makes progress.
-        restarts: processes that were started after the first one.
+        up: whether the process serves and makes progress; of replicas, whether one does.
+        restarts: processes that were started after the first one, or after the first ones of the replicas.
         replayed: outputs that a new process went on with.
         live: outputs that have not finished.
+        head_restarts: how often ``cospec cluster up`` started Ray's head again; 0 without Ray, as the counts below.
+        replicas_lost: replicas that ended while Ray Serve needed them.
+        stage_host_restarts: how often replicas started lost stage hosts again.
     """
 
     up: bool
     restarts: int
     replayed: int
     live: int
+    head_restarts: int = 0
+    replicas_lost: int = 0
+    stage_host_restarts: int = 0
 
 
 class EngineClient(Protocol):

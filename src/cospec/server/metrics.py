@@ -171,10 +171,18 @@ class LatencyMetrics:
 
 def _supervision(status: EngineStatus, model: str) -> list[Metric]:
     """What the server knows by itself of the engine."""
-    gauges = {"engine_up": ("1 while the engine serves and makes progress, else 0.", int(status.up))}
+    gauges = {
+        "engine_up": (
+            "1 while the engine, or one of the replicas' engines, serves and makes progress, else 0.",
+            int(status.up),
+        )
+    }
     gauges["num_requests_live"] = ("Outputs that the server waits for.", status.live)
     counters = {"engine_restarts": ("Engine processes started after the first one.", status.restarts)}
     counters["requests_replayed"] = ("Outputs that a new engine process went on with.", status.replayed)
+    counters["ray_head_restarts"] = ("Starts of Ray's head after the first one.", status.head_restarts)
+    counters["replicas_lost"] = ("Replicas that ended while Ray Serve needed them.", status.replicas_lost)
+    counters["stage_host_restarts"] = ("Stage hosts started again after a loss.", status.stage_host_restarts)
     found: list[Metric] = []
     for kind, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
         for name, (text, value) in figures.items():

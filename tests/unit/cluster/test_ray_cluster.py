@@ -16,7 +16,7 @@ from benchmarks.cluster_process import descendants
 
 from cospec.cluster import state_file
 from cospec.cluster.config import ClusterConfig
-from cospec.cluster.ray_cluster import HeadRestarts, RayHeadLost, RayHeadWatch
+from cospec.cluster.ray_cluster import HeadRestarts, RayHead, RayHeadLost, RayHeadWatch
 from cospec.cluster.up import deployed
 from cospec.errors import InvalidInput
 from harness.waiting import until
@@ -47,7 +47,8 @@ def test_a_head_starts_again_with_its_port_until_the_end() -> None:
     program = "import time; time.sleep(60)"
     dead = psutil.Popen([sys.executable, "-c", program, "--gcs_server_port=0"])
     until(lambda: dead.cmdline()[-1:] == ["--gcs_server_port=0"] and dead.environ(), "a process with its arguments")
-    restarts = HeadRestarts(dead, "127.0.0.1:6379")
+    head = RayHead("127.0.0.1:6379")
+    restarts = HeadRestarts(head, dead)
 
     def running() -> set[int]:
         """Process ids of heads with both ports; the last flag counts."""
@@ -63,6 +64,7 @@ def test_a_head_starts_again_with_its_port_until_the_end() -> None:
     restarts.close()
     until(lambda: not running(), "the end")
     assert third != second
+    assert head.restarts == 2
 
 
 @pytest.mark.parametrize("message", ["", "a long story\nno place"])

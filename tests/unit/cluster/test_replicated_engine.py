@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cospec.cluster import replicated_engine
 from cospec.cluster.replica import StreamItem, Unavailable
+from cospec.cluster.replica_reports import ReplicaReport, ReplicaReports
 from cospec.cluster.replicated_engine import MAX_LOST_REPLICAS, ReplicaLost, ReplicatedEngine
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import EngineStopped
@@ -17,10 +19,12 @@ from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import RequestRefused
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
 from cospec.sampling_params import SamplingParams
+from cospec.server.metrics import ServerMetrics
 from cospec.text.input_processor import make_requests
 
 INFO = EngineInfo("m", "m", 512, 1000, ("auto", "block"))
 LENGTH = 6
+FAILURES = ("engine_up", "engine_restarts", "replicas_lost", "stage_host_restarts")
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +82,7 @@ def request(**given: Any) -> Request:
 
 def run(replicas: Counting, use: Callable[[ReplicatedEngine], Awaitable[Any]]) -> Any:
     async def main() -> Any:
-        return await asyncio.wait_for(use(ReplicatedEngine(replicas, INFO)), 20)
+        return await asyncio.wait_for(use(ReplicatedEngine(replicas, INFO, ReplicaReports(patience=60))), 20)
 
     return asyncio.run(main())
 
@@ -167,3 +171,20 @@ def test_abort_cancels_the_stream_of_the_replica() -> None:
 
     run(replicas, use)
     assert replicas.cancelled == 1
+
+
+def test_metrics_have_the_failures_of_replicas_and_change_nothing() -> None:
+    reports = ReplicaReports(patience=60)
+    engine, metrics = ReplicatedEngine(Counting(), INFO, reports), ServerMetrics("m")
+
+    def shown() -> list[float]:
+        families = text_string_to_metric_families(metrics.render(None, engine.status).decode())
+        found = {family.name: family.samples[0].value for family in families if family.samples}
+        return [found[f"cospec:{name}"] for name in FAILURES]
+
+    assert shown() == [1, 0, 0, 0]
+    reports.note(ReplicaReport("a", False, 2, 1))
+    assert shown() == shown() == [0, 2, 0, 1]
+    reports.note(ReplicaReport("b", True, 1))
+    reports.keep({"b"})
+    assert shown() == shown() == [1, 3, 1, 1]
