@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from cospec.registry import COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.recorded_drafts import Recording, read_recording
 from cospec.simulation.run import World, serve_all, simulate
-from cospec.simulation.scenario import Scenario
+from cospec.simulation.scenario import Scenario, TargetOutageConfig
 from cospec.simulation.workload import simulated_requests
 from harness.pools import pool_engine, pool_of
 from harness.toys import run_all, tokens_of, toy_engine, with_pool
@@ -228,16 +228,14 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
         made = scenario("vote", "all", members, parallel="node")
         variant = made.variants[0].model_copy(update={"execution_mode": execution_mode})
         replica = World(made, variant, tmp_path).replica()
-        texts: dict[str, tuple[int, ...]] = {}
         for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
             replica.add(request)
+        live = dict(replica.live)
         while replica.held:
-            for event in replica.engine.step():
-                texts[event.id] = texts.get(event.id, ()) + event.tokens
-                replica.held -= event.finish is not None
+            list(replica.step())
             replica.engine.check_integrity()
         rows = replica.steps.rows
-        return texts, len(rows), sum(row[3] for row in rows)
+        return {id: tuple(each.tokens) for id, each in live.items()}, len(rows), sum(row[3] for row in rows)
 
     wanted = {str(n): request.output for n, request in enumerate(recording.requests)}
     whole, lost, back = run(), run(outages=[{"at": 0, "seconds": 1e6}]), run(outages=[{"at": 5, "seconds": 10}])
@@ -245,6 +243,34 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
     assert whole[2] > back[2] > lost[2], "accepted tokens"
     assert lost[2] > 0 or execution_mode == "draft-for-outcomes", "no step waits for a drafter that is often wrong"
     assert whole[1] < lost[1]
+
+
+@pytest.mark.parametrize("part", ["stage", "replica"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "draft-for-outcomes"])
+def test_lost_machines_of_the_target_change_no_token(
+    recording: Recording, tmp_path: Path, execution_mode: str, part: Literal["stage", "replica"]
+) -> None:
+    """Requests go on from their tokens, whether the caches are lost or the engine."""
+    recording.save(tmp_path / "toy.npz")
+    made = scenario("vote", "all", [{"name": "first"}, {"name": "near"}], parallel="node")
+    outage = TargetOutageConfig(part=part, at=5.0, seconds=3.0)
+    variant = made.variants[0].model_copy(update={"execution_mode": execution_mode, "outages": (outage,)})
+    first, second = (World(made, variant, tmp_path).replica(number) for number in range(2))
+    for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
+        first.add(request)
+    live = dict(first.live)
+    while first.held and not first.lost:
+        list(first.step())
+    before = {id: len(each.tokens) for id, each in live.items()}
+    for request, each in first.lose() if first.lost else ():
+        second.take(request, each, first.clock.now)
+    while second.held:
+        list(second.step())
+    assert {id: tuple(each.tokens) for id, each in live.items()} == {
+        str(n): request.output for n, request in enumerate(recording.requests)
+    }
+    assert first.engine.metrics().verifier_losses == (part == "stage")
+    assert (part == "stage") == (before == {id: len(each.tokens) for id, each in live.items()})
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,32 @@ class VirtualClock:
             self.now, self._left, self._factor = before
 
 
+class Outages:
+    """The times at which a machine is not there.
+
+    Args:
+        spans: ``(begin, end)`` in seconds.
+    """
+
+    def __init__(self, spans: Sequence[tuple[float, float]] = ()) -> None:
+        self._spans = sorted(spans)
+
+    def end(self, moment: float) -> float:
+        """Return when the machine is there again; ``moment`` where no outage is then."""
+        return max((end for begin, end in self._spans if begin <= moment < end), default=moment)
+
+    def begun(self, moment: float) -> int:
+        """Return the number of outages that have begun."""
+        return sum(begin <= moment for begin, _ in self._spans)
+
+    def first(self, after: float, before: float) -> float | None:
+        """Return the begin of the first outage between two moments."""
+        return next((begin for begin, _ in self._spans if after < begin < before), None)
+
+
+NO_OUTAGES = Outages()
+
+
 class SimulatedWorker(Protocol):
     """A drafter whose proposals advance the clock."""
 
@@ -136,7 +162,7 @@ class SimulatedExecutor:
     Args:
         link: between the target and the machine, in each direction, for ``nodes`` 1; None takes no time. Messages about
             commits take no time.
-        outages: ``(begin, end)`` in ascending order, in seconds: the machines fail, and forget everything.
+        outages: the machines fail, and forget everything.
 
     Attributes:
         busy: seconds of proposals.
@@ -151,7 +177,7 @@ class SimulatedExecutor:
         clock: VirtualClock,
         nodes: int = 1,
         link: LinkConfig | None = None,
-        outages: Sequence[tuple[float, float]] = (),
+        outages: Outages = NO_OUTAGES,
     ) -> None:
         self.busy = 0.0
         self._ids, self._met = set[str](), 0  # sequences that the machines know, and outages that have begun
@@ -162,7 +188,7 @@ class SimulatedExecutor:
     @property
     def present(self) -> bool:
         """Whether no machine is in an outage."""
-        return not any(begin <= self._clock.now < end for begin, end in self._outages)
+        return self._outages.end(self._clock.now) == self._clock.now
 
     @property
     def load(self) -> float:
@@ -182,11 +208,11 @@ class SimulatedExecutor:
         with clock.elsewhere(start):
             answer = getattr(self._worker, method)(*args)
             done = clock.now
-        lost = next(((begin, end) for begin, end in self._outages if clock.now < begin < done), None)
+        lost = self._outages.first(clock.now, done)
         if lost is not None:
-            heapq.heappush(self._free_at, lost[1])
-            self.busy += max(0.0, lost[0] - start)
-            return SimulatedFuture(clock, lost[0], error=DrafterLost("The drafter's machine failed."))
+            heapq.heappush(self._free_at, self._outages.end(lost))
+            self.busy += max(0.0, lost - start)
+            return SimulatedFuture(clock, lost, error=DrafterLost("The drafter's machine failed."))
         heapq.heappush(self._free_at, done)
         self.busy += done - start
         return SimulatedFuture(clock, self._arrival(1, done), answer)
@@ -200,7 +226,7 @@ class SimulatedExecutor:
 
     def _forget(self, contexts: Sequence[DraftContext]) -> None:
         """After an outage the drafter reads every sequence again."""
-        met = sum(begin <= self._clock.now for begin, _ in self._outages)
+        met = self._outages.begun(self._clock.now)
         if met > self._met:
             self._worker.free(sorted(self._ids))
             self._ids, self._met = set(), met

@@ -15,7 +15,7 @@ from cospec.registry import COMBINERS, ROUTINGS
 from cospec.rng.random_streams import StreamKind
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
-from cospec.simulation.clock import SimulatedExecutor, VirtualClock
+from cospec.simulation.clock import Outages, SimulatedExecutor, VirtualClock
 from cospec.simulation.recorded_drafter import RecordedDrafter, RecordedMember
 from cospec.simulation.scenario import DrafterConfig, MemberConfig
 from cospec.simulation.simulated_drafter import DrafterSetting, SimulatedDrafter
@@ -42,8 +42,7 @@ class MemberExecutor(SimulatedExecutor):
     """
 
     def __init__(self, drafter: Drafter, member: MemberConfig, clock: VirtualClock) -> None:
-        outages = [(each.at, each.at + each.seconds) for each in member.outages]
-        super().__init__(drafter, clock, 1, member.link, outages)
+        super().__init__(drafter, clock, 1, member.link, Outages([each.span for each in member.outages]))
         self.info = DrafterInfo.of(drafter)
 
 

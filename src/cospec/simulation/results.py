@@ -36,6 +36,8 @@ class RequestLog:
 
     Attributes:
         request_seconds: the integral over time of the number of requests in the system.
+        replayed: how often a request went on after the loss of its engine.
+        failed: requests that ended with an error.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -47,6 +49,8 @@ class RequestLog:
     rejections: int = 0
     request_seconds: float = 0.0
     end: float = 0.0
+    replayed: int = 0
+    failed: int = 0
 
     def add(self, stats: RequestStats, tokens: int) -> None:
         """Add one finished request."""

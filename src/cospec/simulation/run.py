@@ -1,13 +1,15 @@
 """Runs: engines on virtual clocks with arriving requests.
 
 The engine with the earliest clock steps next. A request is submitted when no engine's clock is before the request's
-time. So every engine sees each request at the right time, for any number of replicas.
+time. So every engine sees each request at the right time, for any number of replicas. An engine that an outage meets
+ends its step first.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,16 @@ from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugin_base import Drafter, Policy
 from cospec.core.scheduler import SchedulerLimits
-from cospec.core.types import TARGET, Request
+from cospec.core.types import TARGET, Event, FinishReason, Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
 from cospec.plugin_options import parse
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
 from cospec.registry import EXECUTION_MODES
+from cospec.runtime.request_replay import LiveRequest
 from cospec.sampling_params import SamplingParams
-from cospec.simulation.clock import SimulatedExecutor, VirtualClock
+from cospec.simulation.clock import Outages, SimulatedExecutor, VirtualClock
 from cospec.simulation.drafter_builder import TimedPart, build_drafter
 from cospec.simulation.recorded_drafts import read_recording
 from cospec.simulation.reference_policies import LONGEST, Oracle, Random, RecordedPolicy
@@ -50,30 +53,63 @@ class Replica:
     workers: Sequence[TimedPart]  # of drafts
     targets: Sequence[TimedPart]
     steps: StepLog
-    held: int = 0  # requests that have not ended
+    outages: Outages  # of the engine
+    met: int = 0  # outages after which the engine began without requests
+    live: dict[str, LiveRequest] = field(default_factory=dict)
     request_seconds: float = 0.0  # the integral of ``held`` over time
+
+    @property
+    def held(self) -> int:
+        """Requests that have not ended."""
+        return len(self.live)
+
+    @property
+    def lost(self) -> bool:
+        """Whether an outage of the engine has begun, whose requests are to go on elsewhere."""
+        return self.outages.begun(self.clock.now) > self.met
 
     def add(self, request: SimulatedRequest) -> None:
         """Add a request at its time, or now if the request has no time."""
-        due = self.clock.now if request.due is None else request.due
-        if not self.held:
-            self.clock.reach(due)
-        self.held += 1
-        self.request_seconds += self.clock.now - due
-        id = str(request.number)
-        self.requests[id] = request
+        due, id = self.clock.now if request.due is None else request.due, str(request.number)
         params = SamplingParams(temperature=0.0, max_tokens=len(request.output), ignore_eos=True)
-        self.engine.add(Request(id, request.prompt, params, request.number, due, id))
+        made = Request(id, request.prompt, params, request.number, due, id)
+        self.take(request, LiveRequest(made, asyncio.Queue(), replayable=True), due)
 
-    def step(self) -> Iterator[tuple[SimulatedRequest, Any]]:
-        """Run one step; yield the requests that ended, with their statistics."""
+    def take(self, request: SimulatedRequest, live: LiveRequest, moment: float) -> None:
+        """Add a request at ``moment``, after the tokens that another engine has written."""
+        if not self.held:
+            self.clock.reach(self.outages.end(max(self.clock.now, moment)))
+            self.met = self.outages.begun(self.clock.now)
+        self.request_seconds += self.clock.now - moment
+        id = live.request.id  # an engine may still know the request from an earlier attempt
+        id = f"{id}+{live.crashes}" if live.crashes else id
+        self.requests[id], self.live[id] = request, live
+        self.engine.add(replace(live.resumed(), id=id))
+
+    def lose(self) -> list[tuple[SimulatedRequest, LiveRequest]]:
+        """End all requests at the begin of an outage; they are to go on elsewhere."""
+        self.engine.abort(list(self.live))
+        while self.engine.metrics().steps_in_flight:
+            self.engine.step()
+        found = [(self.requests[id], live) for id, live in self.live.items()]
+        self.live.clear()
+        for _, live in found:
+            live.survives()
+        return found
+
+    def step(self) -> Iterator[tuple[SimulatedRequest, Event]]:
+        """Run one step; yield the requests that ended, with their last events."""
         began, held = self.clock.now, self.held
         events = self.engine.step()
         self.request_seconds += held * (self.clock.now - began)
         for event in events:
-            if event.finish is not None:
-                self.held -= 1
-                yield self.requests.pop(event.id), event.stats
+            live = self.live[event.id]
+            live.deliver(event, self.clock.now)
+            whole = live.events.get_nowait()
+            assert isinstance(whole, Event), "the engine goes on"
+            if whole.finish is not None:
+                del self.live[event.id]
+                yield self.requests.pop(event.id), whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +138,12 @@ class World:
         target = self.scenario.target
         return target.replicas * (target.cost_per_hour + drafting.machines * drafting.cost_per_hour)
 
-    def replica(self) -> Replica:
+    def outages(self, part: str, replica: int) -> Outages:
+        """The outages of one engine, or of its stages."""
+        found = [each.span for each in self.variant.outages if (each.part, each.replica) == (part, replica)]
+        return Outages(found)
+
+    def replica(self, number: int = 0) -> Replica:
         """Build an engine at time 0.
 
         Raises:
@@ -117,7 +158,7 @@ class World:
         requests: dict[str, SimulatedRequest] = {}
         setting = DrafterSetting(clock, requests, self._rates(), self.folder, recording)
         drafter, workers = build_drafter(self.drafting, setting)
-        verification, drafting, targets = self._target(setting, target)
+        verification, drafting, targets = self._target(setting, target, self.outages("stage", number))
         if drafting is None:
             policy = self._policy(drafter, setting, target, draft)
             executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
@@ -132,17 +173,17 @@ class World:
             max_in_flight=verification.verifier.max_in_flight,
         )
         parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
-        return Replica(Engine(parts), clock, requests, workers, targets, steps)
+        return Replica(Engine(parts), clock, requests, workers, targets, steps, self.outages("replica", number))
 
     def _target(
-        self, setting: DrafterSetting, cost: ForwardLatency
+        self, setting: DrafterSetting, cost: ForwardLatency, outages: Outages
     ) -> tuple[Verification, Drafting | None, Sequence[TimedPart]]:
         """Return what verifies, the drafting of an ensemble's members, and the parts that take time."""
         target = self.target
         if target.members:
             return build_ensemble(target, self.variant.collaboration, setting, self._pages)
         cache = SimulatedModel(self._pages(), setting.vocab_size)
-        verifier = SimulatedVerifier(cache, target, cost, setting.clock, setting.requests)
+        verifier = SimulatedVerifier(cache, target, cost, setting.clock, setting.requests, outages)
         capacity = cache.pages.capacity
         verification = Verification(cache, verifier, cache.pages, capacity, TARGET, AcceptanceMethods())
         return verification, None, [verifier]
@@ -192,15 +233,23 @@ def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
 
 
 def run(world: World, load: float) -> dict[str, Any]:
-    """Run one variant at one load; return ``results.summary``."""
+    """Run one variant at one load; return ``results.summary``.
+
+    A variant with outages also has ``replayed``, requests that went on on another engine or after an outage,
+    ``verifier_losses``, and ``failed`` requests.
+    """
     found, replicas = serve_all(world, load)
     busy = sum(_busy(each.targets) for each in replicas), sum(_busy(each.workers) for each in replicas)
-    return summary(found, [each.steps for each in replicas], busy, world.drafting.machines, world.cost_per_hour)
+    figures = summary(found, [each.steps for each in replicas], busy, world.drafting.machines, world.cost_per_hour)
+    if world.variant.outages:
+        losses = sum(each.engine.metrics().verifier_losses for each in replicas)
+        figures |= {"replayed": found.replayed, "verifier_losses": losses, "failed": found.failed}
+    return figures
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
     """Run one variant at one load until all requests end."""
-    replicas = [world.replica() for _ in range(world.scenario.target.replicas)]
+    replicas = [world.replica(number) for number in range(world.scenario.target.replicas)]
     coming, found, last = simulated_requests(world.scenario, load, world.folder), RequestLog(), 0.0
     following: Iterator[SimulatedRequest] = iter(())
     if world.scenario.arrivals.kind == "closed":
@@ -210,14 +259,24 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
     while arrival is not None or any(replica.held for replica in replicas):
         earliest = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
         if arrival is not None and (earliest is None or (arrival.due or 0.0) <= earliest.clock.now):
-            min(replicas, key=lambda each: each.held).add(arrival)
+            _least_busy(replicas, arrival.due or 0.0).add(arrival)
             arrival = next(coming, None)
             continue
         assert earliest is not None, "an engine has work while requests are left"
+        if earliest.lost:
+            moment = earliest.clock.now
+            for request, live in earliest.lose():
+                _least_busy(replicas, moment).take(request, live, moment)
+                found.replayed += 1
+            continue
         before, steps = earliest.held, len(earliest.steps.times)
         began = earliest.clock.now
-        for request, stats in earliest.step():
-            found.add(stats, len(request.output))
+        for request, event in earliest.step():
+            if event.finish is FinishReason.ERROR:
+                found.failed += 1
+            else:
+                assert event.stats is not None, "the last event of a request has its statistics"
+                found.add(event.stats, len(request.output))
             successor = next(following, None)
             if successor is not None:
                 earliest.add(successor)
@@ -226,6 +285,11 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
         assert moved, "the clock has not advanced"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
+
+
+def _least_busy(replicas: Sequence[Replica], moment: float) -> Replica:
+    """Return the engine with the fewest requests, of those that are there at ``moment``."""
+    return min(replicas, key=lambda each: (each.outages.end(moment) > moment, each.held))
 
 
 def _busy(parts: Sequence[TimedPart]) -> float:

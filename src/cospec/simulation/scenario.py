@@ -78,6 +78,24 @@ class OutageConfig(Options):
     at: Amount
     seconds: Positive
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """Begin and end in seconds."""
+        return self.at, self.at + self.seconds
+
+
+class TargetOutageConfig(OutageConfig):
+    """A machine of the target is lost.
+
+    Attributes:
+        part: ``replica``: a whole engine, whose requests go on from their tokens on the other engines, or wait.
+            ``stage``: a stage. The engine loses its caches, and waits until all stages run again.
+        replica: the number of the engine.
+    """
+
+    part: Literal["replica", "stage"]
+    replica: int = Field(default=0, ge=0)
+
 
 class MemberConfig(Options):
     """A drafter of the scenario's recording.
@@ -272,6 +290,7 @@ class ScenarioVariant(Options):
         acceptance: by domain name, instead of the domains' values.
         max_num_seqs: instead of the scenario's.
         steps_in_flight: instead of the target's.
+        outages: of machines of the target.
     """
 
     name: Annotated[str, OFF]
@@ -286,6 +305,7 @@ class ScenarioVariant(Options):
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
     max_num_seqs: int | None = Field(default=None, ge=1)
     steps_in_flight: int | None = Field(default=None, ge=1)
+    outages: tuple[TargetOutageConfig, ...] = Field(default=(), strict=False)
 
     def check_names(self, where: str) -> None:
         """Raise ``InvalidInput`` about an unknown execution mode, policy or option of the policy.
@@ -357,6 +377,7 @@ class Scenario(Options):
             if (self.pace or self.target.members) and each.steps_in_flight is not None:
                 field = f"steps_in_flight of variant {each.name}"
                 raise InvalidInput(field, each.steps_in_flight, "absent with pace or target.members")
+            self._check_outages(each)
         if not self.target.members and (found := [each.name for each in self.variants if each.collaboration]):
             raise InvalidInput(f"collaboration of variant {found[0]}", words("given"), "absent without target.members")
         domains = [domain.name for domain in self.domains]
@@ -367,3 +388,12 @@ class Scenario(Options):
             for name in variant.acceptance:
                 if name not in domains:
                     raise InvalidInput(f"acceptance of variant {variant.name}", name, f"for {', '.join(domains)}")
+
+    def _check_outages(self, variant: ScenarioVariant) -> None:
+        """Refuse outages of machines that the target has not."""
+        for number, each in enumerate(variant.outages):
+            field = f"outages[{number}] of variant {variant.name}"
+            if each.replica >= self.target.replicas:
+                raise InvalidInput(f"{field}.replica", each.replica, f"a number below {self.target.replicas}")
+            if each.part == "stage" and (self.pace or self.target.members):
+                raise InvalidInput(f"{field}.part", each.part, "replica with pace or target.members")

@@ -15,8 +15,9 @@ from cospec.core.plugin_base import AcceptanceMethod
 from cospec.core.submitted_step import CancellableFuture, FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.distributed.links import LinkClock
+from cospec.errors import VerifierLost
 from cospec.policies.latency.forward import ForwardLatency
-from cospec.simulation.clock import SimulatedFuture, SimulatedPipeline, VirtualClock
+from cospec.simulation.clock import NO_OUTAGES, Outages, SimulatedFuture, SimulatedPipeline, VirtualClock
 from cospec.simulation.scenario import TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
@@ -74,6 +75,7 @@ class SimulatedVerifier:
 
     Args:
         requests: the requests of the engine, by id.
+        outages: of a stage; a step in flight is lost, and the next step waits for the end.
     """
 
     def __init__(
@@ -83,15 +85,17 @@ class SimulatedVerifier:
         cost: ForwardLatency,
         clock: VirtualClock,
         requests: Mapping[str, SimulatedRequest],
+        outages: Outages = NO_OUTAGES,
     ) -> None:
         self._cache, self._target, self._cost, self._clock = cache, target, cost, clock
         self._requests = requests
         self._rule = Match()
         self._busy = 0.0
-        seeds = range(target.link.seed, target.link.seed + target.stages - 1)
+        self._outages, self._met = outages, 0  # outages after which all caches were lost
+        self._lost_at = self._back = 0.0  # begin and end of the last one
         # A single step counts on a clock of its own, whose seconds the speed of the machine then changes.
         self._work = clock if target.steps_in_flight > 1 else VirtualClock()
-        self._pipeline = SimulatedPipeline(self._work, [LinkClock(target.link, seed) for seed in seeds])
+        self._pipeline = self._stages()
         self.max_in_flight = target.steps_in_flight
 
     @property
@@ -106,7 +110,13 @@ class SimulatedVerifier:
     def submit(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> CancellableFuture[list[StepOutput]]:
-        """Return one output per entry; entries whose assumed tokens are wrong have no result."""
+        """Return one output per entry; entries whose assumed tokens are wrong have no result.
+
+        The result raises ``VerifierLost`` where an outage meets the step, or has lost the caches since the step before.
+        """
+        if self._clock.now < self._lost_at or self._outages.begun(self._clock.now) > self._met:
+            return self._lose(max(self._clock.now, self._lost_at))
+        self._clock.reach(self._back)
         context = tokens = 0
         outputs = []
         for entry in entries:
@@ -133,6 +143,10 @@ class SimulatedVerifier:
         num_bytes = round(self._target.bytes_per_token * tokens / microbatches)
         before = max(self._work.now, self._pipeline.free_at)
         moment = self._pipeline.enter(microbatches, seconds / self._target.stages, num_bytes)
+        done = self._clock.now + moment - self._work.now
+        if (lost := self._outages.first(self._clock.now, done)) is not None:
+            self._busy += max(0.0, lost - done + moment - before)
+            return self._lose(lost)
         if self.max_in_flight > 1:
             self._busy += moment - before
             self._clock.advance(self._target.overhead)
@@ -148,6 +162,18 @@ class SimulatedVerifier:
     def free(self, ids: Sequence[str]) -> None:
         """Free the pages."""
         self._cache.free(ids)
+
+    def _stages(self) -> SimulatedPipeline:
+        """Return a pipeline without work."""
+        link = self._target.link
+        seeds = range(link.seed, link.seed + self._target.stages - 1)
+        return SimulatedPipeline(self._work, [LinkClock(link, seed) for seed in seeds])
+
+    def _lose(self, moment: float) -> SimulatedFuture:
+        """Start new stages after the outage of ``moment``; returns the result of a lost step."""
+        self._met, self._lost_at, self._back = self._outages.begun(moment), moment, self._outages.end(moment)
+        self._pipeline = self._stages()
+        return SimulatedFuture(self._clock, moment, error=VerifierLost("A stage of the target is lost."))
 
 
 def _right_path(draft: Draft, output: Sequence[int]) -> tuple[int, ...]:

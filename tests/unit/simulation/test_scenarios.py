@@ -117,6 +117,13 @@ def test_failing_nodes_cost_drafts_only() -> None:
     assert speed["off"] < speed["all fail"] < min(speed["one fails"], speed["nodes"])
 
 
+def test_failing_machines_of_the_target_cost_time_only() -> None:
+    runs = simulate(Scenario.read(SCENARIOS / "failing-machines.yaml"), SCENARIOS)["runs"]
+    latency = {run["variant"]: run["latency"]["mean"] for run in runs}
+    assert {run["requests"] for run in runs} == {200}, "every request ends"
+    assert latency["whole"] < min(latency["a stage"], latency["an engine"]) < latency["both engines"]
+
+
 @pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_scenarios_can_be_read(file: Path) -> None:
     assert Scenario.read(file).variants
