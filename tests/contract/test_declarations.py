@@ -26,6 +26,7 @@ from cospec.registry import (
     PluginTable,
 )
 from cospec.rng.random_streams import RandomStreams, StreamKind
+from harness.plugin import every
 
 TABLES: dict[str, PluginTable[Any]] = {
     "drafters": DRAFTERS,
@@ -67,7 +68,7 @@ OVERRIDDEN = {  # what an interface gives a default for, and a value of another 
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_class_declares_its_interface(kind: str) -> None:
     table = TABLES[kind]
-    names = [*table, *table.installed]
+    names = every(table)
     assert names
     for name in names:
         table.declares.check(name, table.load(name))

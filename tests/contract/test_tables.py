@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cospec.core.interfaces import Model
 from cospec.core.plugin_base import Drafter
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.tree import depths
@@ -27,13 +24,10 @@ from cospec.core.types import (
     RequestState,
     TargetProbs,
 )
-from cospec.drafters.cross_tokenizer import SharedVocab
-from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.ngram import NgramDrafter
 from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions
 from cospec.policies.policy_build_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -42,19 +36,14 @@ from cospec.registry import (
     EXECUTION_MODES,
     LOGITS_PROCESSORS,
     POLICIES,
-    PluginTable,
 )
 from cospec.rng.random_streams import RandomStreams, StreamKind
 from cospec.sampling_params import SamplingParams
-from harness.pools import build_inline
+from harness.plugin import every
+from harness.pools import InlineHost
 from harness.toys import toy_engine
 
 V = 5
-
-
-def every(table: PluginTable[Any]) -> list[str]:
-    """What comes with cospec and what installed packages offer."""
-    return [*table, *table.installed]
 
 
 LEARNING = ("pool",)  # drafters that learn more than the text from commits
@@ -64,37 +53,17 @@ REPLAYING = ("synthetic",)  # drafters that have nothing to say until a request 
 WIDTH = 4  # of the states that the toy target is said to have
 
 
-@dataclass
-class ToyHost:
-    """What a drafter is built from."""
-
-    target: Model
-    target_path: Path | None
-    default_heads: str | None
-    default_drafter: str | None = "toy"
-    native: bool = True
-
-    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
-        return ToyModel(V, seed=2)
-
-    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
-        return self.load_drafter(name), SharedVocab()
-
-    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
-        return build_inline(method, options, self)
-
-
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> ToyHost:
+def host(tmp_path_factory: pytest.TempPathFactory) -> InlineHost:
     """With an output embedding of the target's, and heads for it."""
     random, base = torch.Generator().manual_seed(3), tmp_path_factory.mktemp("host")
     save_file({"lm_head.weight": torch.randn(V, WIDTH, generator=random)}, base / "model.safetensors")
     weight, accuracy = torch.randn(3, WIDTH, WIDTH, generator=random), ((0.6, 0.2), (0.4, 0.2), (0.3, 0.1))
     MedusaHeads(weight, torch.zeros(3, WIDTH), accuracy).save(base / "heads")
-    return ToyHost(ToyModel(V, seed=1), base, str(base / "heads"))
+    return InlineHost(ToyModel(V, seed=1), lambda name: ToyModel(V, seed=2), base, str(base / "heads"))
 
 
-def drafter(name: str, host: ToyHost) -> Drafter:
+def drafter(name: str, host: InlineHost) -> Drafter:
     cls = DRAFTERS.load(name)
     built: Drafter = cls.build(cls.Options(), host)
     return built
@@ -113,7 +82,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
-def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
+def test_a_drafter_says_what_it_is(name: str, host: InlineHost) -> None:
     assert DRAFTERS.load(name).__doc__
     made = drafter(name, host)
     assert made.name
@@ -125,7 +94,7 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
 @pytest.mark.parametrize(("params", "stream_kind"), KINDS)
 @pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_drafter_keeps_to_its_budget(
-    name: str, params: SamplingParams, stream_kind: StreamKind, host: ToyHost
+    name: str, params: SamplingParams, stream_kind: StreamKind, host: InlineHost
 ) -> None:
     made, texts = drafter(name, host), [list(text) for text in TEXTS]
     chance = np.random.default_rng(0)
@@ -182,7 +151,7 @@ def drafted(made: Drafter, between: Callable[[Drafter], None]) -> list[object]:
 
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
-def test_reading_a_drafter_changes_none_of_its_drafts(name: str, host: ToyHost) -> None:
+def test_reading_a_drafter_changes_none_of_its_drafts(name: str, host: InlineHost) -> None:
     read, unread = drafter(name, host), drafter(name, host)
     assert drafted(read, read_everything) == drafted(unread, lambda made: None)
 
@@ -218,7 +187,7 @@ def check_draft(made: Drafter, draft: Draft, text: list[int], budget: DraftBudge
 
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
-def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
+def test_unknown_sequences_harm_no_drafter(name: str, host: InlineHost) -> None:
     made = drafter(name, host)
     made.free(["unknown"])
     made.commit([Commit("unknown", 4, (1, 2), (0,), 5)])
@@ -233,7 +202,7 @@ def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
 
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
-def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: ToyHost) -> None:
+def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: InlineHost) -> None:
     """A draft that was never verified, and a round that the drafter was not asked in."""
     made, text = drafter(name, host), [0, 1, 2, 0, 1, 2, 0, 1]
     given = DraftContext("s", text, 2, *(KINDS[0][0], 0, KINDS[0][1]))

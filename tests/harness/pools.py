@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -13,8 +15,8 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Clock, Model
 from cospec.core.plugin_base import Drafter
-from cospec.drafters.cross_tokenizer import MappedVocab
-from cospec.drafters.interfaces import DrafterBuildContext
+from cospec.drafters.cross_tokenizer import MappedVocab, SharedVocab
+from cospec.drafters.interfaces import DrafterBuildContext, VocabMapping
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
@@ -22,7 +24,7 @@ from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.pool.routing.routing import Routing
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
-from cospec.plugin_options import parse
+from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
 from cospec.registry import COMBINERS, DRAFTERS, ROUTINGS
 
 
@@ -83,6 +85,31 @@ def pool_engine(
         num_speculative_tokens=k, acceptance_method=acceptance_method, max_nodes=max(k, max_nodes), widths=widths
     )
     return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))
+
+
+@dataclass
+class InlineHost:
+    """What a drafter is built from, with drafters in this thread.
+
+    Attributes:
+        load: returns the model of a name; every model has the target's vocabulary.
+    """
+
+    target: Model
+    load: Callable[[str], Model]
+    target_path: Path | None = None
+    default_heads: str | None = None
+    default_drafter: str | None = "toy"
+    native: bool = True
+
+    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
+        return self.load(name)
+
+    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+        return self.load(name), SharedVocab()
+
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
+        return build_inline(method, options, self)
 
 
 def build_inline(method: str, options: Mapping[str, Any], host: DrafterBuildContext) -> Drafter:

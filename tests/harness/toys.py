@@ -79,14 +79,17 @@ def make_request(id: str, prompt: Sequence[int], params: SamplingParams, **more:
     return Request(id, tuple(prompt), params, params.seed or 0, parent=id, **more)
 
 
-def run_all(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, list[Event]]:
-    """Run to the end; events by request."""
+def run_all(
+    engine: Engine, requests: Sequence[Request], check: bool = True, before: Callable[[int], object] = lambda step: None
+) -> dict[str, list[Event]]:
+    """Run to the end; events by request. ``before`` gets the number of each step before the step."""
     events: dict[str, list[Event]] = {request.id: [] for request in requests}
     for request in requests:
         engine.add(request)
-    for _ in range(100_000):
+    for step in range(100_000):
         if not engine.has_work:
             return events
+        before(step)
         for event in engine.step():
             events[event.id].append(event)
         if check:

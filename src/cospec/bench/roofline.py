@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,11 @@ from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.files.array_file import huge_pages
 from cospec.models.files.weight_source_selection import open_source
+from cospec.models.hf_loading import model_config
 from cospec.models.kv_cache_formats import cache_dtype
 from cospec.models.loading import weights_dtype
 from cospec.models.memory import need_of
-from cospec.models.model_folder import read_config, resolve
+from cospec.models.model_folder import resolve
 from cospec.models.weights.format import choose_format
 from cospec.native import library
 from cospec.sampling_params import SamplingParams
@@ -119,7 +119,7 @@ def cost_of(
     read = [shape for key, shape in source.shapes.items() if key not in unread]
     format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
     entries = cache_dtype(kv_cache_dtype, torch.bfloat16 if cuda else torch.float32)
-    cache_bytes = float(need_of(SimpleNamespace(**read_config(folder)), 0, entries).token)
+    cache_bytes = float(need_of(model_config(model, folder).get_text_config(), 0, entries).token)
     weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
     return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))
 

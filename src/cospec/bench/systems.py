@@ -1,8 +1,8 @@
 """The systems of a comparison: an interface, a table of kinds, and the parsing of command-line names.
 
 A system is given as ``NAME=WHAT``. ``WHAT`` is the URL of an OpenAI-compatible server, a JSON object, the path of a
-JSON file, or an entry of ``SYSTEMS``. The object's ``system`` is such an entry, by default ``cospec``, the engine in
-this process. The other keys are options of the entry. ``model`` defaults to the command's model.
+JSON or YAML file, or an entry of ``SYSTEMS``. The object's ``system`` is such an entry, by default ``cospec``, the
+engine in this process. The other keys are options of the entry. ``model`` defaults to the command's model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.request_record import Params, Prompt, Timing
-from cospec.config import read_json
+from cospec.config import read_file, read_json
 from cospec.errors import InvalidInput
 from cospec.registry import Declares, PluginTable
 
@@ -101,19 +101,22 @@ def _split(text: str) -> tuple[str, str]:
         return text, text
     found = re.fullmatch(r"([^={}\s]+)=(.+)", text, re.DOTALL)
     if found is None:
-        raise InvalidInput("system", text, "NAME=WHAT, where WHAT is a URL, a JSON object, a JSON file or a kind")
+        raise InvalidInput(
+            "system", text, "NAME=WHAT, where WHAT is a URL, a JSON object, a JSON or YAML file, or a kind"
+        )
     return found[1], found[2].strip()
 
 
 def _file(name: str, path: str) -> dict[str, Any]:
     if path in SYSTEMS:  # a kind without options may stand alone
         return {"system": path}
+    if not Path(path).is_file():
+        allowed = "a URL, a JSON object, a JSON or YAML file, or one of " + ", ".join(SYSTEMS)
+        raise InvalidInput(f"system {name}", path, allowed)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        allowed = "a URL, a JSON object, a readable JSON file, or one of " + ", ".join(SYSTEMS)
-        raise InvalidInput(f"system {name}", path, allowed) from None
-    return read_json(text, f"system {name}")
+        return read_file(Path(path))
+    except InvalidInput as error:
+        raise error.within(f"system {name}") from None
 
 
 def as_json(spec: SystemSpec) -> str:

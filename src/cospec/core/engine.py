@@ -76,7 +76,7 @@ class Engine:
         self.output_processor = parts.output_processor
         self.counters = Counters()
         self._sequences: dict[str, RequestState] = {}
-        self._added = 0  # requests so far
+        self._added = 0  # requests so far; part of a seed where something learns, see ``own_seed``
         self._logged: dict[str, set[str]] = {}  # reasons that were logged, by request
         self._in_flight: deque[_StepInFlight] = deque()  # in the order of submission
         self._aborted: set[str] = set()  # requests in flight that were aborted

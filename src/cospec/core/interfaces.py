@@ -184,7 +184,7 @@ class Verifier(Protocol):
         """Keep accepted nodes in the caches of the target's models; other sequences may be in flight."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Those in flight have windows alone whose outputs nothing reads. Unknown ids are ignored."""
+        """Forget sequences. Nothing reads the outputs of their windows in flight. Unknown ids are ignored."""
 
 
 class Executor(Protocol):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
 
 
 def base_of(context: DraftContext, budget: DraftBudget) -> int:
-    """Return the known tokens before a draft under a budget, see ``Draft.base_len`` and ``DraftBudget.outcomes``."""
+    """Return ``Draft.base_len`` of a draft under a budget: without the assumed tokens if it has ``outcomes``."""
     return context.committed_len if budget.outcomes else len(context.tokens)
 
 
@@ -76,14 +76,14 @@ class Drafter(ABC):
         capabilities: what a policy may ask for, and what takes time.
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         member_names: names of a pool's drafters; None: the drafter is no pool.
-        scores_known_tokens: ``score_known_tokens`` scores known tokens.
+        scores_known_tokens: can tell how likely the known tokens are under its own distribution.
         scoring_seconds: seconds that proposals so far spent on scores of known tokens; only pools score.
-        is_stepwise: ``next_logits`` gives the logits after known tokens; a proxy's executor answers ``candidates``.
+        is_stepwise: drafts token by token: ``next_logits`` gives logits; elsewhere the executor answers ``candidates``.
         drafts_for_outcomes: takes budgets with ``outcomes``.
         works_elsewhere: other processes do its work, though it is called in this one.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
-        never_alone: why ``drafts_alone`` never names a drafter; empty where it may.
+        never_alone: of a pool: the reason why several members always draft; empty where one may draft alone.
     """
 
     name: str
@@ -172,7 +172,7 @@ class Policy(ABC):
         needs_latency: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
-        trees: may ask for trees where the drafter drafts chains unless asked.
+        trees: may ask for trees from drafters that draft chains by default.
     """
 
     Options: ClassVar[type[PluginOptions]]

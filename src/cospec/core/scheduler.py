@@ -270,8 +270,8 @@ class Scheduler:
             return {}
         places = min(count - len(sequences), self.limits.max_num_seqs - len(self.running))
         coming = sum(len(s.tokens) for s in self.waiting[:places])
-        room = int(self.pages.capacity * (1.0 - self.pages.usage))
-        load = BatchState(ready, min(uncomputed + coming, tokens), len(self.waiting), tokens, room)
+        free_tokens = int(self.pages.capacity * (1.0 - self.pages.usage))
+        load = BatchState(ready, min(uncomputed + coming, tokens), len(self.waiting), tokens, free_tokens)
         budgets = {}
         for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
             asked = sequence.request.speculation.length
@@ -289,7 +289,7 @@ class Scheduler:
                 budgets[sequence.id] = budget
             elif budget.release or budget.skip_step:
                 budgets[sequence.id] = budget
-        # A policy must not stop the engine.
+        # A step needs a sequence: where the policy leaves out all, the first one runs.
         if all(budgets.get(sequence.id, NO_DRAFT).skip_step for sequence in sequences):
             first = sequences[0].id
             budgets[first] = replace(budgets[first], skip_step=False)
@@ -376,7 +376,7 @@ class Scheduler:
 def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
     """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape.
 
-    A sequence that the policy leaves out still waits. ``release`` stays without a draft alone: a draft needs its cache.
+    A sequence that the policy leaves out still waits. Only without a draft ``release`` is kept: drafts need the cache.
     """
     nodes, release = depth if budget.is_chain else max(budget.max_nodes, depth), budget.release and not depth
     return DraftBudget(depth, nodes, budget.widths, budget.drafters, release=release, skip_step=budget.skip_step)

@@ -165,7 +165,7 @@ class DraftBudget:
         count_hits: the draft should have ``hits``, where the drafter reads the tokens of several steps at once.
         release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
         skip_step: the step leaves the sequence out; a step never leaves out all of its sequences.
-        outcomes: the draft begins with the assumed tokens, which do not count, and goes on after each number of them.
+        outcomes: the draft begins with the assumed tokens, which do not count, and has a branch after each of them.
     """
 
     depth: int = 0
@@ -264,7 +264,7 @@ class Draft:
     """A token tree proposed for one sequence; a chain is a tree.
 
     Attributes:
-        base_len: committed tokens that the draft continues; a draft whose base is not the sequence's is stale.
+        base_len: the number of tokens, committed or assumed, that the draft continues; other numbers make it stale.
         tokens: ``[N]``, in an order where parents come first.
         parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
         drafters: ``[N]``, the name of each node's drafter.
@@ -272,7 +272,7 @@ class Draft:
             Of a drafter on a GPU ``DeviceProbs``, which acts as the array.
         confidence: ``[N]``, the estimated probability that a node is accepted after its parent, 0 to 1; None: no
             estimate. Known before the draw of the token, so that every acceptance method allows a cut by confidence.
-        hits: of the known tokens that the drafter read with the draft, the likeliest ones, and the compared ones.
+        hits: of the known tokens read with the draft, the number that were the likeliest, and the number compared.
     """
 
     id: str

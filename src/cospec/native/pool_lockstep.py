@@ -224,23 +224,22 @@ class _Step:
 
     def drafts(self, names: Sequence[str], branches: bool, mix: _Mixtures | None) -> list[Draft]:
         """Return the drafts of all sequences with nodes."""
-        layout, room, ints = self.layout, self.room, self.ints
+        layout, room, found = self.layout, self.room, list[Draft]()
         confidence = np.array(self.floats[layout.confidence : layout.seconds])
-        counts, found = ints[layout.counts : layout.tokens].tolist(), list[Draft]()
-        for row, (task, count) in enumerate(zip(self.tasks, counts, strict=True)):
+        words = self.ints[layout.counts :].tolist()
+        tokens, parents, owners = [first - layout.counts for first in layout.nodes]
+        for row, (task, count) in enumerate(zip(self.tasks, words, strict=False)):
             if count:
-                tokens, parents, owners = [
-                    tuple(ints[first + row * room : first + row * room + count]) for first in layout.nodes
-                ]
+                at = row * room
                 found.append(
                     Draft(
                         task.context.id,
                         task.base,
-                        tokens,
-                        parents if branches else chain(count),
-                        tuple([names[owner] for owner in owners]),
+                        tuple(words[tokens + at : tokens + at + count]),
+                        tuple(words[parents + at : parents + at + count]) if branches else chain(count),
+                        tuple([names[owner] for owner in words[owners + at : owners + at + count]]),
                         None if mix is None else mix.kept_q(task, row, count),
-                        confidence[row * room : row * room + count],
+                        confidence[at : at + count],
                     )
                 )
         return found

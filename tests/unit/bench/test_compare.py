@@ -130,12 +130,15 @@ def test_a_system_is_named_on_the_command_line(tmp_path: Path) -> None:
     ours = SystemSpec.parse('off={"speculative_config": {"method": "off"}}', "zoo")
     assert (ours.name, ours.kind, ours.options["model"]) == ("off", "cospec", "zoo")
     assert SystemSpec.parse(f"ngram={path}", "zoo").options["model"] == "zoo:drafter"
+    assert SystemSpec.parse("pipeinfer=examples/baselines/pipeinfer.yaml", "zoo").options["pipeline_parallel_size"] == 3
     assert SystemSpec.parse("http://host:1/v1", "zoo").kind == "url"
     assert SystemSpec.parse("theirs=http://host:1", "zoo").options == {"model": "zoo", "url": "http://host:1"}
     assert SystemSpec.parse("plain=cospec", "zoo").options == {"model": "zoo"}
 
 
-@pytest.mark.parametrize("text", ["nothing", "a=", "a=none.json", 'a={"system": "other"}', "a={broken", "=x"])
+@pytest.mark.parametrize(
+    "text", ["nothing", "a=", "a=none.json", "a=README.md", 'a={"system": "other"}', "a={broken", "=x"]
+)
 def test_a_system_that_is_none_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(InvalidInput, match="allowed is"):
         SystemSpec.parse(text, "zoo")

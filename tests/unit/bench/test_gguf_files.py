@@ -33,9 +33,16 @@ def test_tables_of_next_tokens(files: ModuleType) -> None:
     assert np.mean((wrong == cycle)[files.WORDS :]) == pytest.approx(0.7, abs=0.04)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q8_0"])
-def test_greedy_tokens_and_accepted_drafts_follow_the_tables(files: ModuleType, tmp_path: Path, kind: str) -> None:
-    model = files.Model("small", "qwen2", 256, 2, 512, 4, 2, 2048, 64)
+@pytest.mark.parametrize(("kind", "experts"), [("q4_0", 0), ("q8_0", 0), ("q4_0", 4)])
+def test_greedy_tokens_and_accepted_drafts_follow_the_tables(
+    files: ModuleType, tmp_path: Path, kind: str, experts: int
+) -> None:
+    """Also of a mixture, whose forward of one row reads half of its experts."""
+    architecture = "qwen3moe" if experts else "qwen2"
+    model = files.Model("small", architecture, 256, 2, 512, 4, 2, 2048, 64, experts=experts, chosen=experts // 2)
+    whole = files.Model("all", architecture, 256, 2, 512, 4, 2, 2048, 64, experts=experts, chosen=experts)
+    unread = 2 * 2 * 3 * 256 * 512 * 18 // 32 if experts else 0  # weights of two experts of two layers
+    assert whole.bytes_of_one_row(kind) - model.bytes_of_one_row(kind) == unread
     cycle = files.one_cycle(model.vocabulary)
     wrong = files.with_errors(cycle, 0.5)
     files.write_file(tmp_path / "target.gguf", model, kind, cycle)

@@ -276,6 +276,29 @@ def test_tokens_a_traversal_belong_to_the_time_of_a_token(room: Room) -> None:
     assert nodes.equations(0.01, 5.0)["window_corrected"] < 0.7 * way["token"]
 
 
+def test_long_runs_at_the_slowest_links_have_rows_of_their_own(room: Room) -> None:
+    def way(token: float, rounds: float) -> dict[str, float]:
+        return {"token": token, "rounds": rounds, "depth": 8.0}
+
+    nodes = {"count": 4, "t0": 0.04, "window": 0.04, "draft": 0.001, "links": 3}
+    measured = {"off": way(0.76, 1.0), "fixed": way(0.19, 0.25), "goodput": way(0.2, 0.3)}
+    pipeline = {"nodes": nodes, "rows": [{"ratio": 24.0, "t1": 0.24, "measured": measured}]}
+
+    def ours(ratio: int) -> str:
+        found = rows(room.page("dsd"))
+        (row,) = [
+            row for row in found if row.run.command.endswith(name) and row.what == f"Speedup, {of} {ratio} t₀ / N"
+        ]
+        return str(row.ours)
+
+    name, of = "dsd_regime_long", "N = 4, t₁ ="
+    assert ours(24) == ours(32) == "not run"
+    command = f"python -m benchmarks.dsd --name {name}"
+    room.store(name, {"command": command, "machine": MACHINE, "pipelines": [pipeline]})
+    assert ours(24).startswith("4.00× (") and "4.00 tokens a traversal" in ours(24)
+    assert ours(32) == "not run"
+
+
 def test_a_command_without_stored_options_is_the_sources_own(room: Room) -> None:
     source = room.sources.Source("card", "cospec train evaluate --out runs/zoo")
     assert room.sources.run_of({"machine": MACHINE}, source).command == source.command

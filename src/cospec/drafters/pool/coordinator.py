@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil, inf
 
 from cospec.core.plugin_base import base_of
@@ -12,7 +13,7 @@ from cospec.drafters.pool.combiners.combiner import UNKNOWN, Combiner, CombineTa
 from cospec.drafters.pool.combiners.union import merged
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.drafter_weights import total
-from cospec.drafters.pool.routing.routing import Routing, RoutingInput, Similarity
+from cospec.drafters.pool.routing.routing import Feedback, Routing, RoutingInput, Similarity
 from cospec.drafters.pool.state import (
     NOVELTY_RATE,
     DraftTask,
@@ -55,7 +56,7 @@ class PoolConfig:
             loads: ``[M]``, see ``Executor.load``.
         """
         free, priced = self.chosen(draft_task, weights, loads)
-        chosen = free + priced
+        chosen = [*free, *priced]
         draft_task.record.weights.took_part(chosen)
         sum_, shares = total([weights[member] for member in chosen]), [0.0] * len(weights)
         for member in chosen:
@@ -64,15 +65,14 @@ class PoolConfig:
 
     def chosen(
         self, draft_task: DraftTask, weights: Sequence[float], loads: Sequence[float]
-    ) -> tuple[list[int], list[int]]:
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """Return the drafters that take part, without and with cost; see ``route``. Pure."""
-        able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
-        free = [member for member in able if self.free >> member & 1]
-        priced = tuple([member for member in able if not self.free >> member & 1])
+        free, priced = _members(draft_task.able & self.free), _members(draft_task.able & ~self.free)
         if not priced:
-            return free, []
-        context = draft_task.context
-        ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
+            return free, ()
+        context, ready = draft_task.context, weights
+        if any(loads):
+            ready = [weight / (1.0 + load) for weight, load in zip(weights, loads, strict=True)]
         base, most = len(context.tokens), draft_task.most
         choice = RoutingInput(priced, most, ready, context.seed, base, self.unscored, loads)
         return free, choice.heaviest(inf) if self.allots else self.routing.route(draft_task.record.weights, choice)
@@ -94,6 +94,12 @@ class PoolConfig:
         if len(priced) != 1:
             return None
         return priced[0], [member for member in free if _rank(weights, member) < _rank(weights, priced[0])]
+
+
+@cache
+def _members(bits: int) -> tuple[int, ...]:
+    """Return the drafters whose bits are set, in ascending order."""
+    return tuple([member for member in range(bits.bit_length()) if bits >> member & 1])
 
 
 def _rank(weights: Sequence[float], member: int) -> tuple[float, int]:
@@ -220,13 +226,12 @@ class Coordinator:
             record.candidate_sets = {}
             weights.accepted = len(commit.path)
             weights.decay(len(commit.tokens))
-            found = {
-                member: candidates.verify(commit.tokens, similarity) for member, candidates in candidate_sets.items()
-            }
-            for member, (hits, seen, _, samples, second_samples, _) in found.items():
-                weights.count(member, hits, seen)
-                calibrations[0][member].learn(samples)
-                if second_samples:
-                    calibrations[1][member].learn(second_samples)
+            found = dict[int, Feedback]()
+            for member, candidates in candidate_sets.items():
+                found[member] = feedback = candidates.verify(commit.tokens, similarity)
+                weights.count(member, feedback.hits, feedback.seen)
+                calibrations[0][member].learn(feedback.samples)
+                if feedback.second_samples:
+                    calibrations[1][member].learn(feedback.second_samples)
             if learns:
                 self.pool_config.routing.learn(weights, found)

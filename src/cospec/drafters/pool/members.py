@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cospec.core.drafter_capabilities import TokenScores
-from cospec.core.interfaces import Clock
+from cospec.core.interfaces import Clock, Executor
 from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
@@ -43,6 +43,7 @@ class Member:
         lost: it raised, so its sequences must be freed.
         left_out: number of exclusions, by reason.
         seconds: spent in the drafter.
+        executor: the drafter's own; None for a local drafter.
     """
 
     name: str
@@ -61,6 +62,10 @@ class Member:
     left_out: Counter[str] = field(default_factory=Counter)
     notices: list[Future[Any]] = field(default_factory=list)  # commits and frees of an asynchronous drafter
     scoring: list[Future[Any]] = field(default_factory=list)  # scores that an asynchronous drafter was asked for
+    executor: Executor | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.executor = self.drafter.executor
 
     @classmethod
     def of(
@@ -111,20 +116,17 @@ class Member:
     @property
     def present(self) -> bool:
         """Whether the drafter can take part: it is not excluded, and its process runs."""
-        executor = self.drafter.executor
-        return not self.rest and (executor is None or executor.present)
+        return not self.rest and (self.executor is None or self.executor.present)
 
     @property
     def is_parallel(self) -> bool:
         """Whether the drafter works in another process, or on another machine."""
-        executor = self.drafter.executor
-        return executor is not None and executor.parallel
+        return self.executor is not None and self.executor.parallel
 
     @property
     def load(self) -> float:
         """Proposals of earlier steps that wait for an answer."""
-        executor = self.drafter.executor
-        return 0.0 if executor is None else executor.load
+        return 0.0 if self.executor is None else self.executor.load
 
     @property
     def scores_known_tokens(self) -> bool:
@@ -140,11 +142,10 @@ class Member:
 
     def start_scoring(self, contexts: Sequence[DraftContext]) -> None:
         """Request scores asynchronously; the drafter reads the tokens while the target works."""
-        executor = self.drafter.executor
-        if executor is None or not self.scores_known_tokens:
+        if self.executor is None or not self.scores_known_tokens:
             return
         copies = [replace(context, tokens=list(context.tokens)) for context in contexts]  # the lists grow meanwhile
-        future: Future[Any] | None = self.call(None, executor.submit, "score_known_tokens", copies)
+        future: Future[Any] | None = self.call(None, self.executor.submit, "score_known_tokens", copies)
         if future is not None:
             self.scoring.append(future)
 
@@ -156,17 +157,15 @@ class Member:
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
-        executor = self.drafter.executor
-        future: Future[Any] | None = (
-            None if executor is None else self.call(None, executor.submit, "propose", contexts, budgets)
-        )
+        if self.executor is None:
+            return None
+        future: Future[Any] | None = self.call(None, self.executor.submit, "propose", contexts, budgets)
         return future
 
     def start_step(self, contexts: Sequence[DraftContext], distributions: bool) -> Future[Any] | None:
         """Request one candidate after each context from a drafter elsewhere; None on failure."""
-        executor = self.drafter.executor
-        assert executor is not None, "a local drafter is stepped by its stepper"
-        future: Future[Any] | None = self.call(None, executor.submit, "candidates", contexts, distributions)
+        assert self.executor is not None, "a local drafter is stepped by its stepper"
+        future: Future[Any] | None = self.call(None, self.executor.submit, "candidates", contexts, distributions)
         return future
 
     def collect(self, future: Future[Any], started: float, failed: Any) -> Any:
@@ -201,12 +200,11 @@ class Member:
 
     def _notify(self, method: str, argument: Any) -> None:
         """Call ``commit`` or ``free``; a failure of an asynchronous drafter shows in a later step."""
-        executor = self.drafter.executor
-        if executor is None or self.stepper is not None:
+        if self.executor is None or self.stepper is not None:
             state = self._state
             self._guarded(None, state.commit if method == "commit" else state.free, argument)
         else:
-            future: Future[Any] | None = self._guarded(None, executor.submit, method, argument)
+            future: Future[Any] | None = self._guarded(None, self.executor.submit, method, argument)
             if future is not None:
                 self.notices.append(future)
 

@@ -166,7 +166,8 @@ class PoolDrafter(Drafter):
 
         Where no able drafter drafts after outcomes, a draft after outcomes continues all assumed tokens alone.
         """
-        started, before = self.setting.clock(), self._drafter_seconds()
+        setting, before = self.setting, self._drafter_seconds()
+        started = setting.clock()
         for member in self.members:
             member.begin_step()
         self._known_tokens.collect(self.records)
@@ -182,17 +183,9 @@ class PoolDrafter(Drafter):
                 self.coordinator.pool_config = replace(self.coordinator.pool_config, unscored=unscored)
             depths = self.coordinator.choose(draft_tasks, loads)
             given = self._whole_drafts.ask(draft_tasks, depths)
-            session = LockstepSession(
-                self._steppers,
-                self.members,
-                self.setting.vocab_size,
-                self.setting.clock,
-                self.pool_stats.calibrations,
-                self.setting.draw,
-                self.setting.native,
-                self._elsewhere,
-                StreamKind.DRAFT in self.stream_kinds,
-            )
+            fixed = setting.vocab_size, setting.clock, self.pool_stats.calibrations, setting.draw, setting.native
+            needs_q = StreamKind.DRAFT in self.stream_kinds
+            session = LockstepSession(self._steppers, self.members, *fixed, self._elsewhere, needs_q)
             drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading
             for draft_task in draft_tasks:
@@ -201,20 +194,20 @@ class PoolDrafter(Drafter):
         self._forget_lost()
         inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
-        self.seconds.own += self.setting.clock() - started - inside
+        self.seconds.own += setting.clock() - started - inside
         return [begun(draft, begins[draft.id]) if begins.get(draft.id) else draft for draft in drafts]
 
     def _continue_all(
         self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
     ) -> tuple[Sequence[DraftBudget], Mapping[str, Sequence[int]]]:
         """Return budgets without outcomes where no able drafter takes these, and what such drafts then begin with."""
-        begins = {
-            context.id: context.tokens[context.committed_len :]
-            for context, budget in zip(contexts, budgets, strict=True)
-            if budget.outcomes and not self._able(context) & self._outcomes
-        }
-        pairs = zip(contexts, budgets, strict=True)
-        return [replace(each, outcomes=False) if context.id in begins else each for context, each in pairs], begins
+        continuing = [context for context, budget in zip(contexts, budgets, strict=True) if budget.outcomes]
+        able = self._present & self._outcomes if continuing else 0
+        begins = {each.id: each.tokens[each.committed_len :] for each in continuing if not self._able(each, able)}
+        if begins:
+            pairs = zip(contexts, budgets, strict=True)
+            budgets = [replace(each, outcomes=False) if context.id in begins else each for context, each in pairs]
+        return budgets, begins
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit in every drafter, and learn how right each drafter was."""
@@ -289,9 +282,9 @@ class PoolDrafter(Drafter):
 
     def _select_tasks(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[DraftTask]:
         """Return tasks for the sequences with able drafters."""
-        draft_tasks = list[DraftTask]()
+        draft_tasks, present = list[DraftTask](), self._present
         for context, budget in zip(contexts, budgets, strict=True):
-            able = self._able_within(context, budget)
+            able = self._able_within(context, budget, present)
             if not able:
                 continue
             record = self._record(context)
@@ -302,11 +295,11 @@ class PoolDrafter(Drafter):
             draft_tasks.append(DraftTask(context, budget, record, able, self._bound(budget)))
         return draft_tasks
 
-    def _able_within(self, context: DraftContext, budget: DraftBudget) -> int:
-        """Return the members that may draft for a sequence under a budget, as bits."""
+    def _able_within(self, context: DraftContext, budget: DraftBudget, present: int) -> int:
+        """Return the members that may draft for a sequence under a budget, as bits; ``present``: see ``_present``."""
         if budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in self.stream_kinds:
             return 0
-        return self._able(context) & (self._outcomes if budget.outcomes else -1)
+        return self._able(context, present) & (self._outcomes if budget.outcomes else -1)
 
     def _record(self, context: DraftContext) -> PoolRequestState:
         record = self.records.get(context.id)
@@ -322,10 +315,11 @@ class PoolDrafter(Drafter):
 
     def prepare(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:
         """See ``Drafter``: drafters score the prompts of new requests, and at times later tokens."""
+        present = self._present
         due = [
             context
             for context, budget in zip(contexts, budgets, strict=True)
-            if self._able_within(context, budget)
+            if self._able_within(context, budget, present)
             and not context.assumed
             and self._known_tokens.is_due(self._record(context).weights)
         ]
@@ -349,7 +343,8 @@ class PoolDrafter(Drafter):
     def _sole(self, context: DraftContext, budget: DraftBudget, record: PoolRequestState) -> SoleDrafter | str:
         if self.coordinator.pool_config.unscored != self._unscored() or context.stream_kind not in self.stream_kinds:
             return SEVERAL
-        task = DraftTask(context, budget, record, self._able(context), self._bound(budget))
+        able = self._able(context, self._present)
+        task = DraftTask(context, budget, record, able, self._bound(budget))
         loads = [member.load for member in self.members]
         found = self.coordinator.pool_config.alone(task, record.weights.weights(self.pool_stats.prior), loads)
         if found is None:
@@ -372,17 +367,22 @@ class PoolDrafter(Drafter):
             assert not isinstance(sole, str), "the caller has asked"
             record.alone, record.base = self.member_names.index(sole.name), len(context.tokens)
             record.candidate_sets = {}
+        present = self._present
         with self._own_time():
             for number, member in enumerate(self.members):
-                asked = [self._able(context) >> number & 1 for context in contexts] if member.costless else [0]
+                asked = [self._able(context, present) >> number & 1 for context in contexts] if member.costless else [0]
                 if any(asked):
                     for draft in member.propose(list(compress(contexts, asked)), list(compress(budgets, asked))):
                         record = self.records[draft.id]
                         record.candidate_sets = {**record.candidate_sets, number: DraftCandidates(draft)}
 
-    def _able(self, context: DraftContext) -> int:
-        """Return the members that may take part for a sequence, as bits."""
-        present = sum([1 << number for number, member in enumerate(self.members) if member.present])
+    @property
+    def _present(self) -> int:
+        """The members that can take part now, as bits."""
+        return sum([1 << number for number, member in enumerate(self.members) if member.present])
+
+    def _able(self, context: DraftContext, present: int) -> int:
+        """Return the ``present`` members that may take part for a sequence, as bits."""
         if context.drafters is None:
             return present
         return present & sum([1 << number for number, name in enumerate(self.member_names) if name in context.drafters])

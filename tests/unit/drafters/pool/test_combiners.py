@@ -198,7 +198,8 @@ def test_a_drafter_says_what_it_would_draw_itself() -> None:
         assert guess is not None and guess.q is not None
         assert (guess.token, guess.confidence) == (token, guess.q.max())
         assert guess.q == pytest.approx(wanted)
-        assert guess.value(2) == (float(guess.q[2]) if token < 0 else float(token == 2))
+        hits = StepCandidates((), [guess]).verify([2]).hits
+        assert hits == (float(guess.q[2]) if token < 0 else float(token == 2))
     greedy = DraftContext("s", [0], 1, SamplingParams(temperature=0), 9, StreamKind.TARGET)
     (guess,) = distributions(logits, [greedy], [[]])
     assert guess is not None and guess.q is None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,35 @@ import pytest
 import cospec
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Model
-from cospec.core.plugin_base import Drafter
 from cospec.core.types import DraftBudget, DraftContext
-from cospec.drafters.cross_tokenizer import SharedVocab
-from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.pool.options import NamedDrafter, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.model_folder import resolve
 from cospec.models.toy import ToyModel
-from cospec.plugin_options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, ModelOptions, parse
+from cospec.plugin_options import parse
 from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
-from harness.pools import build_inline, toy_drafters
+from harness.pools import InlineHost, toy_drafters
 
 V = 5
 GREEDY = SamplingParams(temperature=0)
 
 
-@dataclass
-class Host:
-    target: Model
-    default_drafter: str | None = "toy"
-    target_path: Path | None = None
-    default_heads: str | None = None
-    native: bool = True
-
-    def load_drafter(self, name: str, weights: ModelOptions = LIKE_TARGET) -> Model:
-        if name == "none":
-            raise InvalidInput("speculative_config.model", name, "a model that exists")
-        return ToyModel(V, seed=2)
-
-    def load_mapped(self, name: str, weights: ModelOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
-        return self.load_drafter(name), SharedVocab()
-
-    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
-        return build_inline(method, options, self)
+def load(name: str) -> Model:
+    if name == "none":
+        raise InvalidInput("speculative_config.model", name, "a model that exists")
+    return ToyModel(V, seed=2)
 
 
-def build(**given: Any) -> PoolDrafter:
+def resolved(name: str) -> Model:
+    assert resolve(name)
+    return ToyModel(V)
+
+
+def build(load: Callable[[str], Model] = load, **given: Any) -> PoolDrafter:
     return PoolDrafter.build(
-        parse(PoolOptions, given, "speculative_config."), Host(ToyModel(V, order=2, seed=1, sharpness=2.0))
+        parse(PoolOptions, given, "speculative_config."), InlineHost(ToyModel(V, order=2, seed=1, sharpness=2.0), load)
     )
 
 
@@ -110,11 +97,9 @@ def test_mix_refuses_drafters_of_whole_drafts() -> None:
         check_distributions(listed, "mix")
 
 
-def test_missing_model_names_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "load_drafter", lambda host, name, weights: resolve(name))
-    monkeypatch.setattr(Host, "load_mapped", lambda host, name, weights: resolve(name))
+def test_missing_model_names_its_drafter() -> None:
     with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope'"):
-        build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
+        build(resolved, drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 
 
 @pytest.mark.parametrize(

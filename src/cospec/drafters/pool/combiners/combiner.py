@@ -174,10 +174,6 @@ class Candidate(NamedTuple):
     q: Floats | None = None
     second: tuple[int, float] | None = None
 
-    def value(self, committed: int) -> float:
-        """Return 1 for the right token, 0 for another, or the committed token's probability without a token."""
-        return float(self.token == committed) if self.q is None or self.token >= 0 else float(self.q[committed])
-
     def chance(self, token: int) -> float:
         """Return the probability of proposing ``token``."""
         return float(self.token == token) if self.q is None else float(self.q[token])
@@ -196,15 +192,19 @@ class StepCandidates:
     candidates: list[Candidate] = field(default_factory=list)
 
     def verify(self, committed: Sequence[int], similarity: Similarity | None = None) -> Feedback:
-        """Verify the candidates up to the first committed token that differs from the path."""
-        samples, second_samples, hits = list[CalibrationSample](), list[CalibrationSample](), 0.0
-        for place, (candidate, right) in enumerate(zip(self.candidates, committed, strict=False)):
-            value, second = candidate.value(right), candidate.second
+        """Verify the candidates up to the first committed token that differs from the path.
+
+        A right token counts 1, a wrong token 0, a distribution without a draw the committed token's probability.
+        """
+        path, hits = self.path, 0.0
+        samples, second_samples = list[CalibrationSample](), list[CalibrationSample]()
+        for place, ((token, confidence, q, second), right) in enumerate(zip(self.candidates, committed, strict=False)):
+            value = float(token == right) if q is None or token >= 0 else float(q[right])
             hits += value
-            samples.append((candidate.confidence, value))
+            samples.append((confidence, value))
             if second is not None:
                 second_samples.append((second[1], float(second[0] == right)))
-            if place >= len(self.path) or self.path[place] != right:
+            if place >= len(path) or path[place] != right:
                 break
         found: Sequence[float] = ()
         if similarity is not None and all([each.token >= 0 for each in self.candidates]):  # else they are distributions

@@ -49,12 +49,13 @@ class DrafterWeights:
         steps: steps in which the pool drafted for the request.
     """
 
-    __slots__ = ("accepted", "chance", "hits", "idle", "looked", "score_at", "scores", "seen", "steps")
+    __slots__ = ("_score_gains", "accepted", "chance", "hits", "idle", "looked", "score_at", "scores", "seen", "steps")
 
     def __init__(self, members: int) -> None:
         self.hits, self.seen, self.chance, self.looked = ([0.0] * members for _ in range(4))
         self.idle, self.scores = [inf] * members, [0.5] * members
         self.accepted = self.score_at = self.steps = 0
+        self._score_gains: Sequence[float] = ()  # of ``chance``, which changes with a scoring alone
 
     def rates(self, prior: WeightPrior) -> list[float]:
         """Return the estimated probability that a drafter guesses the next token right, ``[M]``."""
@@ -75,18 +76,11 @@ class DrafterWeights:
     def _weights(self, rates: list[float]) -> list[float]:
         best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
         gains = [scale * (rate - best) for rate in rates]
-        looked = self.looked
-        most = max(looked)
-        if most:
-            means = [chance / count if count else -1.0 for chance, count in zip(self.chance, looked, strict=True)]
-            top = max(means)
-            gains = [
-                gain if mean < 0.0 else gain + SCORE_RATE * most * (mean - top)
-                for gain, mean in zip(gains, means, strict=True)
-            ]
+        if self._score_gains:
+            gains = [gain + more for gain, more in zip(gains, self._score_gains, strict=True)]
             top = max(gains)
             gains = [gain - top for gain in gains]
-        raised = [exp(gain) for gain in gains]
+        raised = [*map(exp, gains)]
         sum_ = total(raised)
         return [each / sum_ for each in raised]
 
@@ -107,6 +101,11 @@ class DrafterWeights:
         kept = [1.0 if own is None else SCORE_MEMORY for own in known]
         self.chance = [keep * old + new for keep, old, new in zip(kept, self.chance, chances, strict=True)]
         self.looked = [keep * old + new for keep, old, new in zip(kept, self.looked, counts, strict=True)]
+        most = max(self.looked)
+        if most:
+            means = [chance / count if count else None for chance, count in zip(self.chance, self.looked, strict=True)]
+            top = max([mean for mean in means if mean is not None])
+            self._score_gains = [0.0 if mean is None else SCORE_RATE * most * (mean - top) for mean in means]
 
     def took_part(self, members: Sequence[int]) -> None:
         """Record that ``members`` drafted in a step."""
