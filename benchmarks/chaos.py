@@ -49,12 +49,12 @@ PROMPTS = (
 )
 MAX_TOKENS = 40
 FAULTS = (
-    "kill replica",
     "join node",
     "kill node",
-    "partition node",
-    "kill engine",
     "pause node",
+    "partition node",
+    "kill replica",
+    "kill engine",
     "pause replica",
 )
 STAGE_FAULT = "kill stage"
@@ -225,13 +225,14 @@ class Joined:
         return True
 
     async def partition(self) -> bool:
-        """Cut a connected node off for some seconds; False without such a node."""
+        """Cut a connected node off; its relay heals after some seconds. False without such a node."""
         end = time.monotonic() + CONNECT_SECONDS
-        while not (connected := [relay for _, relay in self.nodes if relay.connected]):
+        while not (connected := [relay for _, relay in self.nodes if relay.connected and not relay.is_cut]):
             if time.monotonic() > end:
                 return False
             await asyncio.sleep(0.2)
-        await connected[0].partition(PARTITION_SECONDS)
+        connected[0].cut()
+        asyncio.get_running_loop().call_later(PARTITION_SECONDS, connected[0].heal)
         return True
 
     async def close(self) -> None:
@@ -269,9 +270,9 @@ def half_open(engines: Sequence[int]) -> list[str]:
 
 
 async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random, joined: Joined) -> None:
-    """Do something to a process every few seconds, until cancelled; one replica is always left."""
-    for kind in itertools.cycle((*FAULTS, STAGE_FAULT) if cluster.stages() else FAULTS):
-        await asyncio.sleep(every)
+    """Do something to a process at once and every few seconds, until cancelled; one replica is always left."""
+    for number, kind in enumerate(itertools.cycle((*FAULTS, STAGE_FAULT) if cluster.stages() else FAULTS)):
+        await asyncio.sleep(every if number else 0.0)
         how, what = kind.split()
         if how in ("join", "partition"):
             done = await (joined.partition() if how == "partition" else joined.join(cluster.engines(), choose))

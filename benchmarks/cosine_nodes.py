@@ -9,7 +9,10 @@ in each direction. With eight nodes, each drafter has two nodes, which share the
 "CoSine, 4 nodes" "without pipelining" "after outcomes" "one drafter" PipeInfer --repeats 1 --name cosine_nodes_links``
 takes about four minutes. ``--only goodput "goodput without adaptive participation" --warm-tokens 64 --name
 cosine_nodes_adaptive`` leaves out the choice of the number of drafters; ``--only auto --warm-tokens 400`` lets the
-engine choose the mode.
+engine choose the mode. ``--stages 2`` has a target of two pipeline stages in processes of their own, with two steps in
+flight. A request that runs alone then has several windows in flight, and stages skip refuted windows: PipeInfer's early
+exit, for which ``--batch 1`` writes one request after the other. *Every window* submits also windows ahead that are
+likely to be refuted.
 All variants write the same requests, and the outputs must be equal.
 """
 
@@ -22,33 +25,36 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks.common import DOMAINS, ROOT, prompts, write
 from benchmarks.node_overhead import free_address
-from cospec import LLM, SamplingParams
+from benchmarks.slow_target import add_times, slow_llm
+from benchmarks.step_times import StepTimes
+from cospec import SamplingParams
 from cospec.assembly.drafters import set_threads
 from cospec.assembly.drafters_of_node import build_offers
 from cospec.cluster.nodes.worker import NodeOptions, OfferedDrafter, run_node
 from cospec.config import EngineConfig, LinkConfig
 from cospec.core.drafter_capabilities import TokenScores
-from cospec.core.interfaces import Model
-from cospec.core.model_io import TokenBatch
+from cospec.core.interfaces import ExecutionMode
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.interfaces import NextLogits
+from cospec.execution.windows_in_flight import WindowsInFlight
 
 MODELS = {"drafter": "zoo:drafter", "code": "zoo:code", "math": "zoo:math", "prose": "zoo:prose"}
 WHOLE: dict[str, Any] = {"combiner": "fuse", "routing": "hedge", "execution_mode": "pipelined"}
 ONE = {**WHOLE, "execution_mode": "sequential"}
+AHEAD = {**ONE, "execution_mode": "draft-ahead"}
 ADAPTIVE = {**WHOLE, "policy": "goodput", "num_speculative_tokens": "auto"}  # fewer or more drafters by load
+SHORT_WINDOWS, EVERY_WINDOW = "PipeInfer, windows of 2", "PipeInfer, every window"
 COPY = "-copy"  # the end of the name of a second node with the same drafter
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "CoSine, 8 nodes": (8, WHOLE),
@@ -73,34 +79,13 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "CoSine, 2 nodes": (2, WHOLE),
     "CoSine, 1 node": (1, WHOLE),
     "one drafter": (1, ONE),
-    "PipeInfer": (1, {**ONE, "execution_mode": "draft-ahead"}),
+    "PipeInfer": (1, AHEAD),
+    SHORT_WINDOWS: (1, {**AHEAD, "num_speculative_tokens": 2}),
+    EVERY_WINDOW: (1, AHEAD),
     "no drafts": (0, {}),
 }  # fewer and fewer nodes: a node that a verifier refused stays away for a minute
-
-
+STAGED = (SHORT_WINDOWS, EVERY_WINDOW)  # need ``--stages``
 LEARNING = ("auto", "goodput", "goodput without adaptive participation")  # need more ``--warm-tokens``
-
-
-class SlowTarget:
-    """Makes the forwards of a target slow.
-
-    Attributes:
-        seconds: of all forwards.
-    """
-
-    def __init__(self, model: Model, options: argparse.Namespace) -> None:
-        self.seconds, self._forward = 0.0, model.forward
-        self._fixed, self._row = options.target_ms / 1000, options.row_ms / 1000
-        model.forward = self.forward  # type: ignore[method-assign]
-
-    def forward(self, batch: TokenBatch) -> Tensor:
-        """``Model.forward``, and a sleep."""
-        started = time.monotonic()
-        logits = self._forward(batch)
-        due = started + self._fixed + self._row * sum(len(each.tokens) for each in batch.slices)
-        time.sleep(max(0.0, due - time.monotonic()))
-        self.seconds += time.monotonic() - started
-        return logits
 
 
 class Slow(Drafter):
@@ -177,51 +162,61 @@ def speculative_config(count: int, pool: Mapping[str, Any], address: str, length
     }
 
 
-def slow_target(llm: LLM, count: int, options: argparse.Namespace) -> SlowTarget:
-    """Wait until ``count`` nodes have joined, and make the target slow."""
-    end = time.monotonic() + 90
-    while sum(node["state"] == "ready" for node in llm.engine.metrics().nodes) < count:
-        assert time.monotonic() < end, "the nodes do not join"
-        time.sleep(0.1)
-    return SlowTarget(llm.engine.parts.model, options)
+def submit_every_window(mode: ExecutionMode) -> None:
+    """Verify each window ahead as soon as it is drafted, however likely earlier windows are to refute it."""
+    assert isinstance(mode.windows_ahead, WindowsInFlight), "the target has one stage; see --stages"
+    mode.windows_ahead.least_probability = 0.0
 
 
-def run_variant(count: int, speculative: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Write all requests with one variant."""
+def run_variant(name: str, address: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Write all requests with one variant, ``options.batch`` at a time."""
+    count, pool = VARIANTS[name]
+    speculative = speculative_config(count, pool, address, options.length)
     texts = [text for domain in DOMAINS for text in prompts(domain, options.requests // len(DOMAINS))]
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
-    with LLM("zoo", dict(speculative), threads=1, max_num_seqs=len(texts), native="off") as llm:
-        target = slow_target(llm, count, options)
+    batch = options.batch or len(texts)
+    with slow_llm(speculative, count, batch, options) as (llm, target):
+        if name == EVERY_WINDOW:
+            submit_every_window(llm.engine.execution_mode)
         llm.generate(texts, replace(params, max_tokens=options.warm_tokens))  # also the times of the nodes
-        before, target.seconds = llm.engine.metrics().nodes, 0.0
+        times = StepTimes(llm.engine)
+        before, busy, skipped = llm.engine.metrics().nodes, target.busy, target.skipped
         started = time.monotonic()
-        found = llm.generate(texts, params)
+        found = [each for at in range(0, len(texts), batch) for each in llm.generate(texts[at : at + batch], params)]
         seconds = time.monotonic() - started
         after, ahead = llm.engine.metrics().nodes, llm.engine.metrics().drafts_ahead
+        stats, tokens = [each.stats for each in found], sum(len(each.outputs[0].token_ids) for each in found)
+        parts = times.parts(seconds, tokens, stats)
+        busy, exits = target.busy - busy, {"windows": times.cancelled(), "skipped": target.skipped - skipped}
 
     def gained(key: str) -> float:
         return float(sum(node[key] for node in after) - sum(node[key] for node in before))
 
-    stats = [each.stats for each in found]
     return {
-        "tokens_per_second": sum(len(each.outputs[0].token_ids) for each in found) / seconds,
+        "tokens_per_second": tokens / seconds,
         "mean_latency": sum(each.e2e or 0.0 for each in stats) / len(stats),
         "accepted_per_draft": sum(each.accepted for each in stats) / max(1, sum(each.drafts for each in stats)),
-        "target_idle": 1.0 - target.seconds / seconds,
+        "target_idle": 1.0 - busy / seconds,
         "nodes_idle": 1.0 - gained("busy_seconds") / (seconds * count) if count else None,
         "late": gained("late"),
         "drafts": sum(each.drafts for each in stats),
         "drafts_ahead": ahead,
+        "parts": asdict(parts),
+        "exits": exits,
         "outputs": [each.outputs[0].token_ids for each in found],
     }
 
 
 def middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The medians of several runs of a variant, and the throughput and the latency of each run."""
+    """The medians of several runs of a variant, and the throughput and the latency of each run.
+
+    The parts of a step, whose product is a throughput, are those of the run with the median throughput.
+    """
     numbers = [key for key, value in runs[0].items() if isinstance(value, int | float)]
     medians = {key: median([run[key] for run in runs]) for key in numbers}
     each = {key: [run[key] for run in runs] for key in ("tokens_per_second", "mean_latency")}
-    return {**runs[-1], **medians, "repeats": each}
+    typical = sorted(runs, key=lambda run: float(run["tokens_per_second"]))[len(runs) // 2]
+    return {**typical, **medians, "repeats": each}
 
 
 def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,18 +238,18 @@ def named(delay: float, jitter: float) -> str:
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target-ms", type=float, default=50.0)
-    parser.add_argument("--row-ms", type=float, default=0.25)
+    add_times(parser)
     parser.add_argument("--token-ms", type=float, default=8.0)
     parser.add_argument("--length", type=int, default=4)
     parser.add_argument("--link-delay", type=float, nargs="+", default=[0.0], help="ms; rows for each")
     parser.add_argument("--link-jitter", type=float, default=0.0, help="ms at most, added at random")
     parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--batch", type=int, help="requests at a time; all by default")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--warm-tokens", type=int, default=8, help="before the measurement; 64 for policies that learn")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--name", default="cosine_nodes", help="of the file of results")
-    usual = [name for name in VARIANTS if name not in LEARNING]
+    usual = [name for name in VARIANTS if name not in (*LEARNING, *STAGED)]
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=usual)
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
     options = parser.parse_args()
@@ -270,17 +265,16 @@ def main() -> None:
         with nodes(address, list(MODELS), options, delay), ExitStack() as copies:
             copies.enter_context(nodes(address, [name + COPY for name in MODELS], options, delay))
             for name in sorted(options.only, key=lambda name: -VARIANTS[name][0]):
-                count, pool = VARIANTS[name]
-                if count <= len(MODELS):
+                if VARIANTS[name][0] <= len(MODELS):
                     copies.close()
-                row = run_variant(count, speculative_config(count, pool, address, options.length), options)
+                row = run_variant(name, address, options)
                 row |= {"link_delay_ms": delay, "link_jitter_ms": options.link_jitter}
                 runs.setdefault(name + named(delay, options.link_jitter), []).append(row)
     wanted = [row.pop("outputs") for each in runs.values() for row in each]
     same = all(outputs == wanted[0] for outputs in wanted)
     rows = {name: middle(each) for name, each in runs.items()}
     Console().print(table(rows))
-    kept = ("target_ms", "row_ms", "token_ms", "length", "requests", "tokens", "repeats")
+    kept = ("target_ms", "row_ms", "token_ms", "length", "stages", "requests", "batch", "tokens", "repeats")
     settings = {key: getattr(options, key) for key in kept}
     variants = {**stored(options.name, settings), **rows}
     print(write(options.name, {**settings, "same_outputs": same, "variants": variants}))

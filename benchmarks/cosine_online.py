@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import DOMAINS, ROOT, prompts, write
-from benchmarks.cosine_nodes import MODELS, VARIANTS, nodes, slow_target, speculative_config
+from benchmarks.cosine_nodes import MODELS, VARIANTS, nodes, speculative_config
 from benchmarks.load import Job, Served, ratio, served
 from benchmarks.node_overhead import free_address
-from cospec import LLM
+from benchmarks.slow_target import add_times, slow_llm
 from cospec.assembly.drafters import set_threads
 from cospec.core.engine import Engine
 from cospec.simulation.scenario import ArrivalConfig
@@ -101,16 +101,16 @@ def run_variant(
 ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
     """Serve every mode with one variant; return figures by mode, and all outputs."""
     rows, outputs = {}, []
-    with LLM("zoo", dict(speculative), threads=1, max_num_seqs=options.max_num_seqs, native="off") as llm:
+    with slow_llm(speculative, count, options.max_num_seqs, options) as (llm, target):
         groups = zip(*(prompts(domain, 60) for domain in DOMAINS), strict=True)
         texts = [llm.encode(text)[:96] for group in groups for text in group]
-        engine, target = llm.engine, slow_target(llm, count, options)
+        engine = llm.engine
         served(engine, jobs_of(Mode(ArrivalConfig(rates=(3.0,)), WARM), texts, options.tokens, 99), 0.0)
         for name in options.modes:
             jobs = jobs_of(MODES[name], texts, options.tokens, options.seed)
-            drafted, target.seconds = busy(engine), 0.0
+            drafted, verified = busy(engine), target.busy
             found = served(engine, jobs, 0.0)
-            working = {"target": target.seconds, "nodes": busy(engine) - drafted}
+            working = {"target": target.busy - verified, "nodes": busy(engine) - drafted}
             rows[name] = figures(found, jobs, count, working)
             outputs.append([each.tokens for each in found])
     return rows, outputs
@@ -129,8 +129,7 @@ def compared(rows: Mapping[str, dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target-ms", type=float, default=50.0)
-    parser.add_argument("--row-ms", type=float, default=0.25)
+    add_times(parser)
     parser.add_argument("--token-ms", type=float, default=8.0)
     parser.add_argument("--length", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)

@@ -8,6 +8,9 @@ With ``--namespaces`` each node runs in a network namespace of ``benchmarks.netn
 
 With ``--ahead`` one request has as many windows in flight as nodes (mode ``draft-ahead``), with and without early exit.
 
+The slowest links that the paper names, over hundreds of tokens (eight minutes): ``python -m benchmarks.dsd --nodes 4
+--ratios 24 32 --tokens 320 --plain-tokens 24 --stage 0.01 --repeats 1 --alone --name dsd_regime_long``.
+
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is
 that of ``t1`` to ``t0 / N``. The equations are those of DSD, section 2. *Corrected* equations charge what a window
 takes in one pass, and the draft.
@@ -48,7 +51,6 @@ from cospec.execution.draft_ahead import DraftAhead
 from cospec.models.loading import LoadOptions
 from cospec.models.shard import Shard
 from cospec.runtime.drafter_process_executor import Worker
-from cospec.runtime.transport import ChildProcess
 from cospec.text.input_processor import make_requests
 
 LAYERS, VOCAB = 8, 512
@@ -83,7 +85,7 @@ def write_model(folder: Path, hidden: int, vocab_size: int = VOCAB) -> None:
 
 def launch(seconds: float, apart: bool, name: str, shard: Shard) -> Worker:
     """Start the process of a stage that takes ``seconds`` for a window; ``apart``: in its network namespace."""
-    return ChildProcess(slow_stage.__name__, [str(seconds), name], before=inside(shard.stage) if apart else ())
+    return slow_stage.launch(slow_stage.Pace(seconds), name, shard, inside(shard.stage) if apart else ())
 
 
 class Pipeline:
@@ -106,7 +108,7 @@ class Pipeline:
     def measure(
         self, policy: str, requests: int = 1, in_flight: int | None = None, ahead: int = 0, windows: bool = True
     ) -> Times:
-        """Return the median of several runs; a run that stores the outputs for the drafter is not counted.
+        """Return the median of several runs.
 
         Args:
             in_flight: steps in flight, by default as many as nodes.
@@ -114,6 +116,27 @@ class Pipeline:
             windows: under ``draft-ahead`` a request has several windows in flight.
         """
         target = self.model if in_flight is None else _with_in_flight(self.model, in_flight)
+        engine = self._engine(target, policy, ahead)
+        if not windows:
+            assert isinstance(engine.execution_mode, DraftAhead)
+            engine.execution_mode.windows_ahead = None
+        tokens = self._given.tokens
+        if policy == "off":
+            tokens = self._given.plain_tokens or tokens
+        else:
+            self.store(requests)
+        runs = [self._run(engine, requests, tokens) for _ in range(self._given.repeats)]
+        fields = Times.__dataclass_fields__
+        return Times(**{name: median(asdict(run)[name] for run in runs) for name in fields})
+
+    def store(self, requests: int) -> None:
+        """Have the drafter store the outputs that its drafts replay; a run that is not measured."""
+        if requests > self._stored:
+            self._run(self._engine(self.model, "fixed"), requests, self._given.tokens)
+            self._stored = requests
+
+    def _engine(self, target: ShardedModel, policy: str, ahead: int = 0) -> Engine:
+        """An engine around the target, see ``measure``."""
         length: Any = ahead or {"off": 0, "fixed": WINDOW, "goodput": "auto"}[policy]
         speculative = SpeculativeConfig(
             method="synthetic",
@@ -122,19 +145,9 @@ class Pipeline:
             acceptance_method="match",
             execution_mode="draft-ahead" if ahead else "sequential",
         )
-        engine = Engine(assemble(target, self._drafter, speculative, EngineConfig(), TextInfo()))
-        if not windows:
-            assert isinstance(engine.execution_mode, DraftAhead)
-            engine.execution_mode.windows_ahead = None
-        if policy != "off" and requests > self._stored:
-            self._run(engine, requests)
-            self._stored = requests
-        runs = [self._run(engine, requests) for _ in range(self._given.repeats)]
-        fields = Times.__dataclass_fields__
-        return Times(**{name: median(asdict(run)[name] for run in runs) for name in fields})
+        return Engine(assemble(target, self._drafter, speculative, EngineConfig(), TextInfo()))
 
-    def _run(self, engine: Engine, count: int) -> Times:
-        tokens = self._given.tokens
+    def _run(self, engine: Engine, count: int, tokens: int) -> Times:
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         for number in range(count):
             prompt = [(17 * number + place) % VOCAB for place in range(8)]
@@ -203,9 +216,14 @@ def measure_nodes(folder: Path, count: int, given: argparse.Namespace) -> dict[s
 def measure_links(
     pipeline: Pipeline, nodes: Nodes, t1: float, delays: Sequence[float], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure links of ``t1`` seconds; after the last of ``delays`` as many requests as nodes run together."""
+    """Measure links of ``t1`` seconds; after the last of ``delays`` as many requests as nodes run together.
+
+    Outputs are stored before the links are slow, which takes less time.
+    """
     pipeline.draft_in(nodes.draft)
     if not pipeline.apart:
+        pipeline.model.pipeline.set_links([LinkConfig()])
+        pipeline.store(1 if given.alone else nodes.count)
         pipeline.model.pipeline.set_links([LinkConfig(delay=t1)])
     alone = {policy: pipeline.measure(policy) for policy in ("off", "fixed", "goodput")}
     row = {
@@ -216,7 +234,7 @@ def measure_links(
     }
     if given.ahead:
         row["ahead"] = {str(length): measure_ahead(pipeline, length) for length in given.ahead}
-    if t1 == delays[-1]:
+    if t1 == delays[-1] and not given.alone:
         row["together"] = {
             "one token, windows in flight": asdict(pipeline.measure("off", nodes.count)),
             "windows, one in flight": asdict(pipeline.measure("fixed", nodes.count, 1)),
@@ -269,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 1.0, 3.0, 10.0])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--plain-tokens", type=int, help="of runs without drafts, whose tokens take equally long")
+    parser.add_argument("--alone", action="store_true", help="no runs of as many requests as nodes")
     parser.add_argument(
         "--ahead", type=int, nargs="*", default=[], help="draft tokens of windows; one request has several in flight"
     )

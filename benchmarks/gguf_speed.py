@@ -1,6 +1,7 @@
 """The forwards of cospec and llama.cpp on the same GGUF file: milliseconds of 1, 4 and 8 rows, and of prompts.
 
 Run ``python -m benchmarks.gguf_speed [--models Llama-3.2-1B] [--types q4_0 q4_k_m q8_0]``; needs ``llama-cpp-python``.
+``--context 8192 --prompts`` measures rows after a long context.
 The files have the shapes of known models and random weights, and are written once to ``--folder``. The systems take
 turns in one process, in random order, with the same number of threads. Both compute the logits of all rows, and of a
 prompt the logits of the last token. A figure is the median over turns; the ratio is taken within a turn. The first
@@ -15,7 +16,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,13 +33,27 @@ from cospec.models.loading import LoadOptions, load_model
 from cospec.native import operators
 
 ROWS = (1, 4, 8)
-CONTEXT = 256  # tokens
+CONTEXT = 256  # tokens before the rows
 WARM_TURNS = 4  # of each system, before the turns that count
 PAUSE = 0.05  # seconds; waiting threads of the other system stop spinning
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a turn computes: rows after ``context`` tokens, each ``repeats`` times, and prompts once."""
+
+    context: int
+    prompts: tuple[int, ...]
+    repeats: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a cache must hold."""
+        return max(self.context + CONTEXT, *(2 * length for length in self.prompts))
+
+
 class System(Protocol):
-    """A loaded model whose cache holds ``CONTEXT`` tokens."""
+    """A loaded model whose cache holds the tokens of the context."""
 
     def forward(self, start: int, rows: int, all_logits: bool) -> None:
         """Compute ``rows`` tokens from position ``start``, after the tokens before."""
@@ -46,10 +62,11 @@ class System(Protocol):
 class Cospec:
     """A model that is loaded as in the engine."""
 
-    def __init__(self, file: Path, tokens: int) -> None:
-        self._model = load_model(str(file), LoadOptions(cache_bytes=1 << 30))
+    def __init__(self, file: Path, tokens: int, kv_cache_dtype: str) -> None:
+        self._model = load_model(str(file), LoadOptions(cache_bytes=1 << 31, kv_cache_dtype=kv_cache_dtype))
         self._model.pages.open_sequence("a", ())
-        self._model.pages.allocate("a", tokens)
+        if not self._model.pages.allocate("a", tokens):
+            raise RuntimeError(f"the cache has no room for {tokens} tokens")
 
     def forward(self, start: int, rows: int, all_logits: bool) -> None:
         """See ``System``."""
@@ -104,32 +121,32 @@ def milliseconds(call: Callable[[], None]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def sample(system: System, repeats: int, prompts: Sequence[int]) -> dict[str, float]:
+def sample(system: System, work: Work) -> dict[str, float]:
     """Return the median milliseconds of each number of rows, and those of each prompt."""
     time.sleep(PAUSE)
     taken: dict[str, float] = {}
     for rows in ROWS:
-        system.forward(CONTEXT, rows, True)
-        call = partial(system.forward, CONTEXT, rows, True)
-        taken[str(rows)] = statistics.median(milliseconds(call) for _ in range(repeats))
-    for length in prompts:
+        system.forward(work.context, rows, True)
+        call = partial(system.forward, work.context, rows, True)
+        taken[str(rows)] = statistics.median(milliseconds(call) for _ in range(work.repeats))
+    for length in work.prompts:
         taken[f"prompt of {length}"] = milliseconds(partial(system.forward, 0, length, False))
-    system.forward(0, CONTEXT, False)
+    if work.prompts:
+        system.forward(0, work.context, False)
     return taken
 
 
-def measure(file: Path, turns: int, repeats: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
+def measure(file: Path, turns: int, work: Work, kv_cache_dtype: str) -> list[dict[str, Any]]:
     """Return a row per number of rows; the ratio is cospec's time / llama.cpp's."""
-    tokens = 2 * max(CONTEXT, *prompts)
-    theirs = LlamaCpp(file, operators.threads(), tokens)
-    systems: dict[str, System] = {"cospec": Cospec(file, tokens), "llama_cpp": theirs}
+    theirs = LlamaCpp(file, operators.threads(), work.most_tokens)
+    systems: dict[str, System] = {"cospec": Cospec(file, work.most_tokens, kv_cache_dtype), "llama_cpp": theirs}
     for system in systems.values():
-        system.forward(0, CONTEXT, False)
+        system.forward(0, work.context, False)
         for _ in range(WARM_TURNS):
-            sample(system, repeats, prompts[:1])
+            sample(system, replace(work, prompts=work.prompts[:1]))
     shuffler, found = random.Random(0), list[dict[str, dict[str, float]]]()
     for _ in range(turns):
-        found.append({name: sample(systems[name], repeats, prompts) for name in shuffler.sample(list(systems), 2)})
+        found.append({name: sample(systems[name], work) for name in shuffler.sample(list(systems), 2)})
     theirs.close()
     result = []
     for rows in found[0]["cospec"]:
@@ -154,9 +171,10 @@ def compare(model: Model, options: argparse.Namespace) -> list[dict[str, Any]]:
             write_file(unfinished, model, kind)
             unfinished.rename(file)
         speeds = [bandwidth()]
-        rows = measure(file, options.turns, options.repeats, options.prompts)
+        work = Work(options.context, tuple(options.prompts), options.repeats)
+        rows = measure(file, options.turns, work, options.kv_cache_dtype)
         speeds.append(bandwidth())  # the bandwidth of a virtual machine varies within minutes
-        floor = file.stat().st_size / max(speeds) / 1e6
+        floor = model.bytes_of_one_row(kind) / max(speeds) / 1e6
         for row in rows:
             found.append({"type": kind, "floor_ms": floor, **row})
             times = [f"{row[f'{system}_ms']:.1f} ms" for system in ("cospec", "llama_cpp")]
@@ -173,7 +191,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="do not remove the files")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS)[:3])
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
-    parser.add_argument("--prompts", nargs="+", type=int, default=[256, 2048], help="tokens")
+    parser.add_argument("--prompts", nargs="*", type=int, default=[256, 2048], help="tokens")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before the rows")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of cospec; llama.cpp has float16")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5, help="forwards of a number of rows in a turn")
     parser.add_argument("--isa", help="an instruction set of cospec below the best one")
@@ -182,10 +202,13 @@ def main() -> None:
     torch.set_num_threads(operators.threads())
     if options.isa:
         operators.set_isa(options.isa)
-    settings = {"context": CONTEXT, "turns": options.turns, "repeats": options.repeats}
+    settings = {"context": options.context, "kv_cache_dtype": options.kv_cache_dtype}
+    settings |= {"turns": options.turns, "repeats": options.repeats}
+    own = (options.context, options.kv_cache_dtype) != (CONTEXT, "auto")
+    long = f"_context_{options.context}_{options.kv_cache_dtype}" if own else ""
     for name in options.models:
         rows = compare(MODELS[name], options)
-        result = f"gguf_{name.lower()}_{operators.isa()}"
+        result = f"gguf_{name.lower()}_{operators.isa()}{long}"
         print("written to", write(result, {"options": settings, "rows": rows}), flush=True)
 
 

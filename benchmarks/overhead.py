@@ -69,6 +69,7 @@ def main() -> None:
         with LLM(options.model, config, dtype=options.dtype, kv_cache_memory_bytes=CACHE_BYTES) as llm:
             clock = watched(llm)
             time.sleep(IDLE_SECONDS)
+            shares(llm, clock, SamplingParams(max_tokens=options.tokens, ignore_eos=True), 1, 1)  # caches are cold now
             for batch, temperature in product((1, 8), (0.0, 0.8)):
                 params = SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
                 row = shares(llm, clock, params, batch, options.repeats)

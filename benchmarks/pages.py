@@ -64,16 +64,16 @@ REPORTS = {
         "This version and an earlier commit",
         "Two checkouts take turns with the same prompts on the same machine, in random order. A ratio is the time of "
         "this version over the time of the commit e84ea3a: below 1, this version is faster. `http` compares the mean "
-        "latency of requests. The aim is at most 1.03. Lookups gain, since the library looks up drafts. Most pools "
-        "miss the aim: they lost native parts that gained less than 5% each "
+        "latency of requests. The aim is at most 1.03. Lookups gain, since the library looks up drafts. Greedy pools "
+        "of `vote`, `fuse` and `mix` miss the aim: they lost native parts that gained less than 5% each "
         "([measured](second_implementations.md)). `auto` starts from times that each version measures once, which "
-        "differ by more than the aim; the second table measured these again. In the third, each turn has a process of "
-        "its own; forwards of two processes differ by up to 20% with the place of their memory, so `step` says less "
-        "than `engine`, the part outside of the forwards. The last table has simulated clocks, so no noise, and "
-        "intervals over five seeds.",
+        "differ by more than the aim; the second table has more processes, each with times of its own. In the third, "
+        "each turn has a process of its own; forwards of two processes differ by some percent with the place of their "
+        "memory, so `step` says less than `engine`, the part outside of the forwards. The last table has simulated "
+        "clocks, so no noise, and intervals over five seeds.",
         (
             ("Closed loops", "same_speed"),
-            ("Closed loops, times measured again", "same_speed_auto"),
+            ("Closed loops, more turns and processes", "same_speed_again"),
             ("A step, and its part outside of the forwards", "same_speed_overhead"),
             ("Servers under Poisson arrivals", "same_speed_http"),
             ("The same, more turns", "same_speed_http_again"),
@@ -124,11 +124,14 @@ REPORTS = {
     "gguf": Report(
         "Forwards on GGUF files, against llama.cpp",
         "Both systems take turns in one process, with the same number of threads. They compute the same rows "
-        "after 256 cached tokens. The files have random weights. *floor* is the size of the file over the measured "
-        "bandwidth. *ratio* is cospec's time over llama.cpp's, with its 95% interval. *least ratio* is the floor over "
-        "llama.cpp's time: less is impossible without another file. The aim for one row is 0.7, so several types "
-        "cannot reach the aim. *× one row* is cospec's time over its time for one row. With AVX2 kernels the "
-        "arithmetic of several rows takes longer than reading the file. The tables of servers count tokens per second "
+        "after 256 cached tokens. The files have random weights. *floor* is the time of reading the weights of one row "
+        "at the measured bandwidth; of a mixture, those are the chosen experts. *ratio* is cospec's time over "
+        "llama.cpp's, with its 95% interval. *least ratio* is the floor over llama.cpp's time. The aims are 0.7 for "
+        "one row, which is out of reach where the least ratio is larger, and 1 for prompts. *× one row* is "
+        "cospec's time over its time for one row; the aims are 1.15 for four rows and 1.4 for eight. With AVX2 kernels "
+        "the arithmetic of several rows takes longer than reading the file, and rows of a mixture choose different "
+        "experts. llama.cpp always has the best instructions of the machine. After a long context the floor is that "
+        "of the weights alone. The tables of servers count tokens per second "
         "over HTTP, prompts included. Both servers draft four tokens with the same model, and an equal share of draft "
         "tokens is right. There *ratio* is cospec's speed over llama.cpp's.",
         (
@@ -136,19 +139,22 @@ REPORTS = {
             ("Llama-3.2-1B", "gguf_llama-3.2-1b_avx512_bf16"),
             ("Qwen3-1.7B", "gguf_qwen3-1.7b_avx512_bf16"),
             ("Qwen3-4B", "gguf_qwen3-4b_avx512_bf16"),
+            ("Qwen3-30B-A3B, 8 of its 48 layers", "gguf_qwen3-30b-a3b-8-layers_avx512_bf16"),
+            ("Llama-3.2-1B after 8,192 tokens", "gguf_llama-3.2-1b_avx512_bf16_context_8192_float16"),
             ("Qwen2.5-0.5B, AVX2 kernels of cospec", "gguf_qwen2.5-0.5b_avx2"),
             ("Llama-3.2-1B, AVX2 kernels of cospec", "gguf_llama-3.2-1b_avx2"),
             ("Qwen3-1.7B, AVX2 kernels of cospec", "gguf_qwen3-1.7b_avx2"),
-            ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_q4_0"),
-            ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_q8_0"),
+            ("Qwen3-4B, AVX2 kernels of cospec", "gguf_qwen3-4b_avx2"),
+            ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_qwen2.5-0.5b_q4_0"),
+            ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_qwen2.5-0.5b_q8_0"),
         ),
     ),
     "weights": Report(
         "Weight formats: bandwidth and start",
         "A forward of one row in the shape of Llama 3.2 1B, with random weights. *share* is bytes over time, over "
-        "the bandwidth that the same threads measure before. A share above 1 comes from a memory whose speed changes; "
-        "the same model is up to 1.5 times slower where its memory has an unlucky place, as q8_0 here, whose share "
-        "was 1.13 in a run before. The other shares reach their aims. `int8` stays for its 6% fewer "
+        "the larger bandwidth that the same threads measure before and after, with prefetches. Other programs use the "
+        "memory of this machine too, so its bandwidth changes within minutes, and a share is less where it changes "
+        "within a turn. `int8` multiplies in float32, which takes longer than reading. `int8` stays for its 6% fewer "
         "bytes than q8_0 alone: it loses 0.12% of perplexity where q8_0 loses 0.03% (`cospec quantize zoo --type int8 "
         "--text src/cospec/core/engine.py`). A "
         "start is a new process until its first token; files are in the page cache. *peak* is own memory; memory "
@@ -195,9 +201,10 @@ REPORTS = {
         "Pools of drafters",
         "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
         "call* is tokens per forward of the target; *verified* is the target's tokens per committed token. The "
-        "last table splits the time of steps: *scoring* is what all drafters read of prompts and outputs so that "
-        "one is chosen. One drafter per request accepts more and needs less of the target, and loses by scoring "
-        "and by the rest.",
+        "table of times splits steps: *scoring* is what all drafters read of prompts and outputs so that one is "
+        "chosen. One drafter per request mostly accepts more, and needs less of the target. In most rows scoring and "
+        "the rest cost more than that gains. *tokens/s at most* is the ratio if the choice cost nothing: the target's "
+        "time of the pool, with the drafting and the rest of the best drafter.",
         (
             ("Drafters alone and together", "pool"),
             ("One drafter per request: where the time goes", "pool_one"),

@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import DOMAINS, prompts, write
+from benchmarks.pool_tables import ONE
 from cospec import LLM, SamplingParams
 from cospec.core.stats import RequestStats
 from cospec.drafters.pool.pool import PoolDrafter
@@ -45,7 +46,6 @@ DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
 COMBINERS = ("union", "vote", "fuse", "mix")
 MIXED = "mixed"
-ONE = "vote hedge, one"
 ROOM = 1 << 28  # bytes of KV cache of each system
 Interval = tuple[float, float, float]
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.table_lines import Found, heading, line
 
+ONE = "vote hedge, one"
+
 
 def pool(found: Found) -> Iterator[str]:
     """The mixed workload; ``hedge``; pools and trees of one drafter; specialists on their domains."""
@@ -47,6 +49,16 @@ def pool_one(found: Found) -> Iterator[str]:
             "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]),
         ]
         yield line(row["system"], row["workload"], *figures, *times)
+    yield "\nOne drafter per request over the best drafter alone; the aim of the speed is 1.05:\n"
+    times_of = {(row["system"], row["workload"], row["temperature"]): row["ms_per_token"] for row in found["rows"]}
+    keys = ("acceptance", "tokens/s")
+    yield from heading("prompts", "T", "best drafter", *keys, "tokens/s at most")
+    for row in found["one"]:
+        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in keys]
+        place = row["workload"], row["temperature"]
+        alone = times_of[row["of"], *place]
+        most = sum(alone.values()) / (alone["drafting"] + times_of[ONE, *place]["target"] + alone["rest"])
+        yield line(row["workload"], f"{row['temperature']:g}", row["of"], *ratios, f"{most:.2f}")
 
 
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:

@@ -30,10 +30,17 @@ class Relay:
         self._server = await asyncio.start_server(self._link, "127.0.0.1", 0)
         self.address = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
-    async def partition(self, seconds: float) -> None:
-        """Pass nothing for ``seconds``, then break the connections and pass everything again."""
+    @property
+    def is_cut(self) -> bool:
+        """Whether a partition goes on."""
+        return not self._whole.is_set()
+
+    def cut(self) -> None:
+        """Begin a partition."""
         self._whole.clear()
-        await asyncio.sleep(seconds)
+
+    def heal(self) -> None:
+        """End the partition: break the connections, and pass everything again."""
         self._break()
         self._whole.set()
 
@@ -41,8 +48,7 @@ class Relay:
         """Stop listening, break all connections, and wait for their end."""
         if self._server is not None:
             self._server.close()
-        self._whole.set()
-        self._break()
+        self.heal()
         if self._serving:
             await asyncio.wait(self._serving)
 

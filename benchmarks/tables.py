@@ -313,7 +313,6 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "overhead": overhead,
     "load": load,
     "collaborative": collaborative,
-    "collaborative_avx2": collaborative,
     "simulated_ensembles": simulated_ensembles,
     "pipelining": pipelining,
     "cosine": node_links,
@@ -327,9 +326,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "load_time": weight_tables.load_time,
     "attention": weight_tables.attention,
     "prompt_products": weight_tables.prompt_products,
-    "prompt_products_avx2": weight_tables.prompt_products,
-    "gguf_server_q4_0": weight_tables.gguf_server,
-    "gguf_server_q8_0": weight_tables.gguf_server,
+    "gguf_server": weight_tables.gguf_server,
     "same": same_speed,
     "same_decisions": same_decisions,
     "policy_cost": policy_cost,
@@ -354,7 +351,8 @@ def block(name: str) -> str:
     about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]
     about += [f"{key} {machine[key]}" for key in ("kernels", "torch") if key in machine]
     command = found.get("command", f"python -m benchmarks.{name}")
-    lines = [*_wrapped(command), *(TABLES.get(name) or TABLES[re.split("[_/-]", name)[0]])(found)]
+    kind = max((kind for kind in TABLES if name.startswith(kind)), key=len)
+    lines = [*_wrapped(command), *TABLES[kind](found)]
     place = f"{found['device']['name']} with " if "device" in found else ""
     return "\n".join([*lines, "", f"{place}{machine['processor']}, {', '.join(about)}; {date}.", ""])
 

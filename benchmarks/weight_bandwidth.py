@@ -109,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/weight-bandwidth"), help="keeps the models")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--name", default="weight_bandwidth", help="of the result")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=10, help="forwards in a turn")
     options = parser.parse_args()
@@ -120,7 +121,7 @@ def main() -> None:
         gc.collect()  # frees the model before the next
         table.add_row(name, *(f"{value:.2f}" for value in list(rows[-1].values())[1:]))
     Console().print(table)
-    print("stored in", write("weight_bandwidth", {"turns": options.turns, "repeats": options.repeats, "rows": rows}))
+    print("stored in", write(options.name, {"turns": options.turns, "repeats": options.repeats, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import cosine_arrivals, cosine_nodes, cosine_offline, cosine_online_nodes
+from benchmarks.papers import cosine_arrivals, cosine_losses, cosine_nodes, cosine_offline, cosine_online_nodes
 from benchmarks.papers.command import main
 from benchmarks.papers.common import PLOT, Page, Section, unclear
 from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.confidences import by_probability
 from benchmarks.papers.cosine_claims import claims
-from benchmarks.papers.cosine_failures import FAILURES, failures
+from benchmarks.papers.cosine_failures import FAILURES, OUTAGES, failures, outages
 from benchmarks.papers.cosine_online import MODES, online
 from benchmarks.papers.cosine_parts import PARTS, parts
 from benchmarks.papers.cosine_stages import STAGES, stages
@@ -23,7 +23,7 @@ LEAST, MOST = 1.73, 3.20  # of trained drafters; the paper decodes greedily
 RANGE = f"{LEAST:.2f} to {MOST:.2f}"
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
-SOURCES = (*MODES.values(), PARTS, FAILURES, STAGES, cosine_offline.OFFLINE, LLAMA, *QWEN.values())
+SOURCES = (*MODES.values(), PARTS, FAILURES, OUTAGES, STAGES, cosine_offline.OFFLINE, LLAMA, *QWEN.values())
 
 
 def page(results: Results) -> Page:
@@ -35,6 +35,8 @@ def page(results: Results) -> Page:
         by_probability(results),
         offline(results),
         cosine_nodes.section(results),
+        cosine_losses.stages(results),
+        cosine_losses.losses(results),
         *cosine_offline.sections(results),
         stages(results),
         online(results),
@@ -42,6 +44,7 @@ def page(results: Results) -> Page:
         *cosine_arrivals.sections(results),
         parts(results),
         failures(results),
+        outages(results),
         ablation(results),
         remaining(results, "cosine", *claims(results)),
     )

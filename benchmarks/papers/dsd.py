@@ -39,6 +39,7 @@ SOURCES = (
     dsd_measured.PROCESSES,
     dsd_measured.RELAY,
     dsd_ahead.TWO,
+    dsd_ahead.SLOW,
     dsd_ahead.AHEAD,
 )
 
@@ -49,7 +50,7 @@ def page(results: Results) -> Page:
     sections = (
         nodes(results),
         measured,
-        dsd_ahead.two_nodes(results),
+        dsd_ahead.long_runs(results),
         dsd_measured.relay(results),
         dsd_ahead.ahead(results),
         reduction(results),
