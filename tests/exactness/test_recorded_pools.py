@@ -208,7 +208,7 @@ def test_members_apart_score_the_prompt(recording: Recording, tmp_path: Path) ->
     made = scenario("vote", "hedge", members, parallel="process", at_most=1)
     replica = World(made, made.variants[0], tmp_path).replica()
     for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
-        replica.add(request)
+        replica.add(request, 0.0)
     pool = replica.engine.execution_mode.components.drafter
     assert isinstance(pool, PoolDrafter)
     looked = list[list[float]]()
@@ -229,7 +229,7 @@ def test_a_failed_member_costs_drafts_only(recording: Recording, tmp_path: Path,
         variant = made.variants[0].model_copy(update={"execution_mode": execution_mode})
         replica = World(made, variant, tmp_path).replica()
         for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
-            replica.add(request)
+            replica.add(request, 0.0)
         live = dict(replica.live)
         while replica.held:
             list(replica.step())
@@ -257,7 +257,7 @@ def test_lost_machines_of_the_target_change_no_token(
     variant = made.variants[0].model_copy(update={"execution_mode": execution_mode, "outages": (outage,)})
     first, second = (World(made, variant, tmp_path).replica(number) for number in range(2))
     for request in simulated_requests(made, float(len(PROMPTS)), tmp_path):
-        first.add(request)
+        first.add(request, 0.0)
     live = dict(first.live)
     while first.held and not first.lost:
         list(first.step())

@@ -63,15 +63,19 @@ class Outages:
     """The times at which a machine is not there.
 
     Args:
-        spans: ``(begin, end)`` in seconds.
+        spans: ``(begin, end)`` in seconds; those that overlap or touch are one outage.
     """
 
     def __init__(self, spans: Sequence[tuple[float, float]] = ()) -> None:
-        self._spans = sorted(spans)
+        self._spans = list[tuple[float, float]]()
+        for begin, end in sorted(spans):
+            if self._spans and begin <= self._spans[-1][1]:
+                begin, end = self._spans[-1][0], max(self._spans.pop()[1], end)
+            self._spans.append((begin, end))
 
     def end(self, moment: float) -> float:
         """Return when the machine is there again; ``moment`` where no outage is then."""
-        return max((end for begin, end in self._spans if begin <= moment < end), default=moment)
+        return next((end for begin, end in self._spans if begin <= moment < end), moment)
 
     def begun(self, moment: float) -> int:
         """Return the number of outages that have begun."""

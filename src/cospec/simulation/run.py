@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Replica:
     steps: StepLog
     outages: Outages  # of the engine
     met: int = 0  # outages after which the engine began without requests
+    still: int = 0  # steps in a row after which nothing has changed
     live: dict[str, LiveRequest] = field(default_factory=dict)
     request_seconds: float = 0.0  # the integral of ``held`` over time
 
@@ -68,12 +70,12 @@ class Replica:
         """Whether an outage of the engine has begun, whose requests are to go on elsewhere."""
         return self.outages.begun(self.clock.now) > self.met
 
-    def add(self, request: SimulatedRequest) -> None:
-        """Add a request at its time, or now if the request has no time."""
-        due, id = self.clock.now if request.due is None else request.due, str(request.number)
+    def add(self, request: SimulatedRequest, moment: float) -> None:
+        """Add a request at ``moment``."""
+        id = str(request.number)
         params = SamplingParams(temperature=0.0, max_tokens=len(request.output), ignore_eos=True)
-        made = Request(id, request.prompt, params, request.number, due, id)
-        self.take(request, LiveRequest(made, asyncio.Queue(), replayable=True), due)
+        made = Request(id, request.prompt, params, request.number, moment, id)
+        self.take(request, LiveRequest(made, asyncio.Queue(), replayable=True), moment)
 
     def take(self, request: SimulatedRequest, live: LiveRequest, moment: float) -> None:
         """Add a request at ``moment``, after the tokens that another engine has written."""
@@ -99,7 +101,7 @@ class Replica:
 
     def step(self) -> Iterator[tuple[SimulatedRequest, Event]]:
         """Run one step; yield the requests that ended, with their last events."""
-        began, held = self.clock.now, self.held
+        began, held, steps = self.clock.now, self.held, len(self.steps.times)
         events = self.engine.step()
         self.request_seconds += held * (self.clock.now - began)
         for event in events:
@@ -110,6 +112,10 @@ class Replica:
             if whole.finish is not None:
                 del self.live[event.id]
                 yield self.requests.pop(event.id), whole
+        moved = self.clock.now > began or self.held != held or len(self.steps.times) > steps
+        self.still = 0 if moved else self.still + 1
+        # A step may find its stages lost at once. The next step waits for their return.
+        assert self.still < 2, "the clock has not advanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +257,15 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
     """Run one variant at one load until all requests end."""
     replicas = [world.replica(number) for number in range(world.scenario.target.replicas)]
     coming, found, last = simulated_requests(world.scenario, load, world.folder), RequestLog(), 0.0
-    following: Iterator[SimulatedRequest] = iter(())
-    if world.scenario.arrivals.kind == "closed":
-        first, following = [request for _, request in zip(range(int(load)), coming, strict=False)], coming
-        coming = chain(first)
-    arrival = next(coming, None)
-    while arrival is not None or any(replica.held for replica in replicas):
+    closed = world.scenario.arrivals.kind == "closed"  # a request follows the end of another one
+    arrivals = [(each.due or 0.0, each.number, each) for each in islice(coming, int(load) if closed else 1)]
+    while arrivals or any(replica.held for replica in replicas):
         earliest = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
-        if arrival is not None and (earliest is None or (arrival.due or 0.0) <= earliest.clock.now):
-            _least_busy(replicas, arrival.due or 0.0).add(arrival)
-            arrival = next(coming, None)
+        if arrivals and (earliest is None or arrivals[0][0] <= earliest.clock.now):
+            moment, _, request = heappop(arrivals)
+            _least_busy(replicas, moment).add(request, moment)
+            for following in islice(coming, 0 if closed else 1):
+                heappush(arrivals, (following.due or 0.0, following.number, following))
             continue
         assert earliest is not None, "an engine has work while requests are left"
         if earliest.lost:
@@ -269,27 +274,22 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
                 _least_busy(replicas, moment).take(request, live, moment)
                 found.replayed += 1
             continue
-        before, steps = earliest.held, len(earliest.steps.times)
-        began = earliest.clock.now
         for request, event in earliest.step():
             if event.finish is FinishReason.ERROR:
                 found.failed += 1
             else:
                 assert event.stats is not None, "the last event of a request has its statistics"
                 found.add(event.stats, len(request.output))
-            successor = next(following, None)
-            if successor is not None:
-                earliest.add(successor)
+            for following in islice(coming, 1 if closed else 0):
+                heappush(arrivals, (earliest.clock.now, following.number, following))
         last = max(last, earliest.clock.now)
-        moved = earliest.clock.now > began or earliest.held != before or len(earliest.steps.times) > steps
-        assert moved, "the clock has not advanced"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 
 
 def _least_busy(replicas: Sequence[Replica], moment: float) -> Replica:
-    """Return the engine with the fewest requests, of those that are there at ``moment``."""
-    return min(replicas, key=lambda each: (each.outages.end(moment) > moment, each.held))
+    """Return the engine with the fewest requests, of those that are there first from ``moment`` on."""
+    return min(replicas, key=lambda each: (each.outages.end(moment), each.held))
 
 
 def _busy(parts: Sequence[TimedPart]) -> float:

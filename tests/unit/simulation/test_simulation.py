@@ -295,7 +295,7 @@ def test_no_cache_page_is_lost() -> None:
     assert found["requests"] == 40
     replica = world.replica()
     for request in simulated_requests(made, 32.0, Path()):
-        replica.add(request)
+        replica.add(request, 0.0)
     preempted = 0
     while replica.held:
         list(replica.step())

@@ -80,6 +80,44 @@ def test_a_request_that_comes_during_an_outage_takes_an_engine_that_is_there() -
     assert only([outage, {**outage, "replica": 1}], **given, target={"replicas": 2})["seconds"] > 100
 
 
+@pytest.mark.parametrize("at", [0.0, 0.004, STEP, STEP + 0.002, 0.5])
+def test_a_stage_may_fail_while_no_step_runs(at: float) -> None:
+    """At the start, while the engine is idle, at the end of a step, and in the time between two steps."""
+    found = only([{"part": "stage", "at": at, "seconds": 1}], **{**ONE, "requests": 3}, target={"overhead": 0.004})
+    assert (found["requests"], found["verifier_losses"], found["failed"]) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_requests_wait_for_the_engine_that_is_back_first(longer: int) -> None:
+    """Both engines are out when the request has five tokens; one for a second, and one for a hundred."""
+    outages = [
+        {"part": "replica", "replica": number, "at": 4.5 * STEP, "seconds": 100 if number == longer else 1}
+        for number in range(2)
+    ]
+    found = only(outages, **ONE, target={"replicas": 2})
+    assert found["latency"]["mean"] == pytest.approx(5.5 * STEP + 1 + 4 * STEP, abs=STEP)
+
+
+def test_outages_that_overlap_are_one() -> None:
+    outages = [{"part": "stage", "at": at * STEP, "seconds": 1} for at in (4.5, 54.5, 154.5)]
+    found = only(outages, **ONE)
+    assert found["latency"]["mean"] == pytest.approx((254.5 + 6) * STEP, abs=1e-6)
+    assert found["verifier_losses"] == 1
+
+
+def test_a_closed_loop_uses_an_engine_again_that_was_lost() -> None:
+    """Two requests at a time, whose forwards take a time per request: two engines are faster than one."""
+    given = {
+        "requests": 40,
+        "domains": ONE["domains"],
+        "arrivals": {"kind": "closed", "concurrency": [2]},
+        "target": {"cost": {"sequence": STEP}, "replicas": 2},
+    }
+    whole, lost = only([], **given), only([{"part": "replica", "at": 0.23, "seconds": 0.1}], **given)
+    assert lost["seconds"] - whole["seconds"] < 0.3, "the time of one engine alone is twice as long"
+    assert lost["replayed"] == 1
+
+
 def test_three_losses_without_a_token_in_between_end_a_request() -> None:
     outages = [{"part": "stage", "at": STEP * (0.5 + number), "seconds": STEP / 4} for number in range(3)]
     found = only(outages, **ONE)
