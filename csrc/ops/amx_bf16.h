@@ -80,6 +80,7 @@ struct WeightTile {
     inline __attribute__((always_inline)) void point(const AmxBlock& b, long i, int v) {
         words = b.weight + i * b.columns + 16 * v, stride = 4 * b.columns;
         if (b.depth - i >= TILE_WORDS) return;
+        finish_stores();  // the tile before may be loaded from here too, and the compiler does not know of loads
         memset(padded, 0, sizeof padded);
         for (long k = 0; i + k < b.depth; k++) memcpy(padded[k], words + k * b.columns, 64);
         words = padded[0], stride = 64;

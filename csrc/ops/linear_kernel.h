@@ -1,6 +1,6 @@
 // y[m, o] = sum over k of x[m, k] * w[o, k], one chain of fused multiply-adds per output, in ascending order of k.
 //
-// The chain is the contract: results are equal for every number of rows, threads and every instruction set.
+// The chain is the contract: results are equal for every number of rows, threads and every instruction set but AMX.
 // Tiles differ only in which outputs are in registers together.
 // A chain that is split over k passes through memory unchanged.
 // With bf16 weights the inputs are rounded to bf16 and taken in pairs, the second of a pair first.

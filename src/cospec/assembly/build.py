@@ -93,7 +93,7 @@ def build_components(config: EngineConfig, launch: Launch = launch_here) -> Engi
     parts, drafts = _build(config, launch)
     paths = parts.model_paths or (() if parts.model_path is None else (parts.model_path,))
     tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
-    for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
+    for line in summarize(config, paths, drafts, tokens).lines():
         log.info("%s", line)
     scheduler = weakref.ref(parts.scheduler)  # the thread of an engine that is dropped ends its work
 

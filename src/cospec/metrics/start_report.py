@@ -12,7 +12,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.kv_cache_formats import dtype_name
 from cospec.models.linear import choose_linear
-from cospec.models.load_options import LoadOptions, Recipe
+from cospec.models.load_options import LoadOptions, Recipe, choose_device
 from cospec.models.loading import planned_recipe
 from cospec.models.lora import base_folder
 from cospec.native import library
@@ -59,9 +59,7 @@ class StartReport:
         ]
 
 
-def summarize(
-    config: EngineConfig, paths: Sequence[Path], device: torch.device, drafting: str, tokens: tuple[int, int]
-) -> StartReport:
+def summarize(config: EngineConfig, paths: Sequence[Path], drafting: str, tokens: tuple[int, int]) -> StartReport:
     """Build the summary of an engine for ``config``.
 
     Args:
@@ -71,7 +69,7 @@ def summarize(
     names = [member.model for member in config.models or ()] or [config.model]
     if len(names) < len(paths):
         names = [path.name for path in paths]
-    recipes = _recipes(config, paths, device)
+    recipes, device = _recipes(config, paths), choose_device(config.device)
     return StartReport(
         models=tuple((name, recipe.source.elements) for name, recipe in zip(names, recipes, strict=True)),
         device=str(device),
@@ -84,10 +82,10 @@ def summarize(
     )
 
 
-def _recipes(config: EngineConfig, paths: Sequence[Path], device: torch.device) -> list[Recipe]:
+def _recipes(config: EngineConfig, paths: Sequence[Path]) -> list[Recipe]:
     """Return how each model of the output distribution was loaded."""
-    names = ("dtype", "quantization", "kv_cache_dtype", "linear_backend", "attention_backend")
-    options = LoadOptions(device=device.type, **{name: getattr(config, name) for name in names})
+    names = ("device", "dtype", "quantization", "kv_cache_dtype", "linear_backend", "attention_backend")
+    options = LoadOptions(**{name: getattr(config, name) for name in names})
     members: Sequence[ModelOptions] = config.models or [LIKE_TARGET] * len(paths)
     return [planned_recipe(str(path), options.of_model(own)) for path, own in zip(paths, members, strict=True)]
 

@@ -12,7 +12,7 @@ import torch
 from cospec.errors import InvalidInput
 from cospec.models.files.source import WeightSource
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.kv_cache_formats import cache_dtype, dtype_name
+from cospec.models.kv_cache_formats import cache_dtype
 from cospec.models.linear import choose_linear
 from cospec.models.lora import AdapterFolder, base_folder, is_adapter, read_adapter
 from cospec.models.memory import CacheBudget
@@ -20,7 +20,7 @@ from cospec.models.model_folder import check_stored, read_config, resolve
 from cospec.models.part_source import LLAMA_NAMES, ModuleNames, PartSource
 from cospec.models.shard import Shard
 from cospec.models.weight_cache import NO_CACHE, WeightCache
-from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, bytes_of, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
 from cospec.plugin_options import ModelOptions
 
 
@@ -77,6 +77,8 @@ class Recipe:
     Attributes:
         fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
         part: the same as ``source``, of a part of a model; see ``of_part``.
+        slow: why transformers' layers hold the weights, as an ending of "because the model ..."; see
+            ``planned_recipe``.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Recipe:
     options: LoadOptions
     fused: bool = False
     part: PartSource | None = None
+    slow: str = ""
 
     @property
     def convert(self) -> bool:
@@ -104,7 +107,9 @@ class Recipe:
     @property
     def in_layers(self) -> Recipe:
         """The same for counts, where transformers' layers hold the weights."""
-        return replace(self, source=self.source.in_layers(self.linear == "native"))
+        if self.device.type != "cpu":
+            return self
+        return replace(self, source=self.source.in_layers(self.format, self.linear == "native"))
 
     @property
     def expansion(self) -> str:
@@ -113,10 +118,11 @@ class Recipe:
         if not names:
             return ""
         packed = [self.source.quantized[name] for name in names]
-        size = bytes_of(self.format, [self.source.shapes[name] for name in names])
+        others = self.source.shapes.keys() - names
+        size = self.source.num_bytes(self.format, self.convert, others)
         types = ", ".join(f"{count} in {type}" for type, count in Counter(each.type for each in packed).most_common())
         return (
-            f"Quantized weights of {self.name} become {dtype_name(self.dtype)}, which takes "
+            f"Quantized weights of {self.name} become floats, which take "
             f"{size / sum(each.bytes for each in packed):.1f} times their bytes: {types}."
         )
 

@@ -119,7 +119,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
         kv_cache_tokens=pages * options.page_size,
         max_model_len=min(length.allowed, pages * options.page_size),
         cut=length.cut,
-        slow=_why_not_fused(config, target),
+        slow=target.slow,
     )
 
 
@@ -127,7 +127,7 @@ def planned_recipe(name: str, options: LoadOptions) -> Recipe:
     """Return the recipe of a model for counts: its source holds what will be in memory. Raises as ``load_model``."""
     recipe = make_recipe(name, options)
     slow = _why_not_fused(model_config(recipe.name, recipe.folder), recipe)
-    return recipe.in_layers if slow else recipe
+    return replace(recipe.in_layers, slow=slow) if slow else recipe
 
 
 def _need(recipe: Recipe) -> MemoryNeed:
@@ -347,10 +347,12 @@ def _same_gates(recipe: Recipe) -> bool:
     """Whether the two projections that enter a feed-forward have one format, and order of inputs, in every layer."""
     if recipe.convert:
         return True
-    kinds, orders = recipe.source.kinds, recipe.source.orders
+    orders = recipe.source.orders
     gates = [name for name in recipe.source.shapes if name.endswith(".gate_proj.weight")]
     pairs = [(name, name.replace(".gate_proj.", ".up_proj.")) for name in gates]
-    return all(kinds.get(a) == kinds.get(b) and same_order(orders.get(a), orders.get(b)) for a, b in pairs)
+    formats = {name: recipe.source.kept_format(name, recipe.format) for pair in pairs for name in pair}
+    named = {name: None if format is None else format.name for name, format in formats.items()}
+    return all(named[a] == named[b] and same_order(orders.get(a), orders.get(b)) for a, b in pairs)
 
 
 def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:

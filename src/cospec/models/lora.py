@@ -142,7 +142,7 @@ def merge(model: nn.Module, adapter: AdapterFolder, part: PartSource | None = No
     import torch
 
     config: Any = model.config
-    changed = False
+    writes_text = False
     for module, (a, b) in _factors(adapter).items():
         rank = a.shape[0]
         if a.ndim != 2 or b.ndim != 2 or b.shape[1] != rank:
@@ -152,11 +152,11 @@ def merge(model: nn.Module, adapter: AdapterFolder, part: PartSource | None = No
         update = adapter.scale(module, rank) * (b.float() @ a.float())
         update = update.T if adapter.transposed else update
         name = text_name(module) if config.model_type == "gemma3_text" else module
+        writes_text = writes_text or name is not None
         if part is not None and name is not None:
             name, update = part.own_update(name, update)
         if name is None:
             continue
-        changed = True
         try:
             weight = model.get_submodule(name).weight
         except AttributeError:
@@ -167,7 +167,7 @@ def merge(model: nn.Module, adapter: AdapterFolder, part: PartSource | None = No
             raise _misfit(adapter, f"has an update {_sizes(update)} for {module}, whose weight is {_sizes(weight)}")
         with torch.no_grad():
             weight.copy_((weight.float() + update.to(weight.device)).to(weight.dtype))
-    if part is None and not changed:
+    if not writes_text:
         raise _misfit(adapter, "holds weights of no module that writes text")
 
 

@@ -88,10 +88,17 @@ class PartSource(WeightSource):
         return self._cut(self._source.blocks(self._keys[name]), name)
 
     def own_update(self, module: str, update: Tensor) -> tuple[str | None, Tensor]:
-        """Return the part's module, and its rows or columns of an update of a weight; None for other parts' modules."""
+        """Return the part's module, and its rows or columns of an update of a weight; None for other parts' modules.
+
+        An update that does not divide is whole, so that it fits no weight of a part.
+        """
         key = f"{module}.weight"
         name = self._own_name(self._names.embedding if self._tied and key == self._names.head else key)
-        return (None, update) if name is None else (name.removesuffix(".weight"), self._cut(update, name))
+        if name is None:
+            return None, update
+        divided = self._dimension(name)
+        whole = divided is not None and update.shape[divided] % self._shard.ranks > 0
+        return name.removesuffix(".weight"), update if whole else self._cut(update, name)
 
     def _full(self, key: str) -> str:
         """Return a key with the prefix that files of base models lack."""

@@ -248,7 +248,7 @@ def isa() -> str:
 
 
 def set_isa(name: str) -> None:
-    """Use another instruction set than the best one; for tests and comparisons, results are the same.
+    """Use another instruction set than the best one; for tests and comparisons. Only bf16 on AMX has other results.
 
     Raises:
         InvalidInput: the processor or the build does not have it.

@@ -1,7 +1,7 @@
 """The compiled kernels for models: products of a few rows, and attention over pages. CPU, float32 arithmetic.
 
-A result depends on its own row alone, bit for bit: not on the number of rows, threads or the instruction set. Loading
-the library, and the kernels over rows of logits, are in ``cospec.native.library``.
+A result depends on its own row alone, bit for bit: not on the number of rows or threads, nor on the instruction set,
+apart from bf16 on AMX. Loading the library, and the kernels over rows of logits, are in ``cospec.native.library``.
 """
 
 from __future__ import annotations

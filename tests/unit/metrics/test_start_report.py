@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from cospec.config import EngineConfig, EnsembleMember
 from cospec.metrics.start_report import summarize
@@ -25,7 +24,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_formats_are_those_of_the_file(path: Path) -> None:
-    report = summarize(EngineConfig(model="m"), [path], torch.device("cpu"), "off", (64, 32))
+    report = summarize(EngineConfig(model="m"), [path], "off", (64, 32))
     source = open_source(path)
     assert "q4_0" in report.formats and "q8_0" in report.formats
     assert report.formats == source.formats(Fp32())
@@ -39,6 +38,6 @@ def test_each_member_has_formats_and_a_cache_of_its_own(path: Path) -> None:
         EnsembleMember(model="b", quantization="q5_0", kv_cache_dtype="bfloat16"),
     ]
     config = EngineConfig(models=members, kv_cache_dtype="int8")
-    report = summarize(config, [path, path], torch.device("cpu"), "off", (64, 32))
+    report = summarize(config, [path, path], "off", (64, 32))
     assert report.formats == f"{open_source(path).formats(Fp32())} and q5_0"
     assert report.kv_cache_dtype == "int8, bfloat16"

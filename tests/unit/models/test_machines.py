@@ -138,7 +138,7 @@ AMX_DETECTION = """#include <cpuid.h>
 
 
 @pytest.mark.slow
-def test_amx_computes_the_same_bits(here: str, tmp_path: Path) -> None:
+def test_products_by_amx_tiles(here: str, tmp_path: Path) -> None:
     """The code for AMX runs on emulated tiles, which check their use."""
     assert emulated_digest(tmp_path, "amx_bf16", "avx512_bf16", AMX_COMPILER, AMX_DETECTION) == here
 

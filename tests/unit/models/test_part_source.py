@@ -156,6 +156,20 @@ def test_the_first_shard_alone_logs_the_reason(tmp_path: Path, caplog: pytest.Lo
     ]
 
 
+@pytest.mark.parametrize("rows", [SHAPE["hidden_size"] + 1, SHAPE["hidden_size"] + 2])
+def test_an_update_of_another_size_fits_no_shard(tmp_path: Path, rows: int) -> None:
+    llama().save_pretrained(tmp_path / "base")
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": "../base", "lora_alpha": 2, "r": 2}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    module = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    factors = {f"{module}A.weight": torch.ones(2, SHAPE["hidden_size"]), f"{module}B.weight": torch.ones(rows, 2)}
+    save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors")
+    for shard in (Shard(), Shard(ranks=2)):
+        with pytest.raises(ModelError, match="has an update"):
+            load_stage(str(tmp_path / "adapter"), replace(CPU, shard=shard))
+
+
 def test_shards_of_an_act_order_need_another_format(tmp_path: Path) -> None:
     path = act_order(tmp_path)
     with pytest.raises(InvalidInput, match=r"tensor_parallel_size is 2; allowed is 1, as the blocks of .*act-order"):

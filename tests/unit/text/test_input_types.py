@@ -123,6 +123,8 @@ def test_files(tmp_path: Path) -> None:
     good = tmp_path / "c.yaml"
     good.write_text("model: zoo\nmax_num_seqs: 3\n")
     assert read_file(good) == {"model": "zoo", "max_num_seqs": 3}
+    good.write_text('{"a":\t1e7}')  # as YAML, a tab is refused and 1e7 a word
+    assert read_file(good) == {"a": 1e7}
     for name, text, sentence in (
         ("list.json", "[1]", "a file that holds one object"),
         ("broken.json", "{", "a JSON or YAML file"),

@@ -89,11 +89,11 @@ class QuantizedSafetensorsSource(SafetensorsSource):
 
     def has_rows(self, name: str) -> bool:
         """See ``WeightSource``."""
-        return name not in self._layers
+        return name not in self._layers and name not in self._experts
 
     def row(self, name: str, number: int) -> Tensor:
         """See ``WeightSource``."""
-        return self.read(name)[number] if name in self._layers else super().row(name, number)
+        return super().row(name, number) if self.has_rows(name) else self.read(name)[number]
 
     def blocks(self, name: str) -> Tensor:
         """See ``WeightSource``."""

@@ -52,6 +52,7 @@ class WeightSource(ABC):
         orders: of weights whose blocks hold the inputs in another order, see ``StoredWeight.order``.
         float16: the names of tensors that the files hold in float16.
         quantized: all weights ``[..., out, in]`` that the files hold quantized, in blocks or not.
+        floats: names of matrices that are float32 in memory in every format.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -60,6 +61,7 @@ class WeightSource(ABC):
     orders: Mapping[str, Tensor] = MappingProxyType({})
     float16: Collection[str] = ()
     quantized: Mapping[str, PackedWeight] = MappingProxyType({})
+    floats: Collection[str] = ()
     packed: bool = False
 
     @property
@@ -67,7 +69,7 @@ class WeightSource(ABC):
         """Number of weights in all tensors."""
         return sum(map(prod, self.shapes.values()))
 
-    def num_bytes(self, format: WeightFormat, convert: bool = False, without: Sequence[str] = ()) -> int:
+    def num_bytes(self, format: WeightFormat, convert: bool = False, without: Collection[str] = ()) -> int:
         """Return the bytes of tensors in memory, linear weights as ``linear`` returns them.
 
         Args:
@@ -85,11 +87,12 @@ class WeightSource(ABC):
         named = {name: f"{name} {share}%" for name, share in shares.items() if share}
         return ", ".join(named.values() if len(named) > 1 else named)
 
-    def _bytes_by_format(self, format: WeightFormat, convert: bool, without: Sequence[str] = ()) -> Counter[str]:
+    def _bytes_by_format(self, format: WeightFormat, convert: bool, without: Collection[str] = ()) -> Counter[str]:
         found: Counter[str] = Counter()
         for name, shape in self.shapes.items():
             if name not in without:
-                own = (self.kept_format(name, format, convert) if len(shape) > 1 else None) or format
+                kept = self.kept_format(name, format, convert) if len(shape) > 1 else None
+                own = WEIGHT_FORMATS.load("fp32")() if name in self.floats else kept or format
                 found[own.name] += bytes_of(own, [shape])
         return found
 
@@ -121,14 +124,18 @@ class WeightSource(ABC):
         keeps = name in self.float16 and format.dtype is torch.float32
         return WEIGHT_FORMATS.load("fp16")() if keeps else None
 
-    def in_layers(self, blocks: bool) -> Self:
-        """Return the source as transformers' layers hold its weights, for counts alone.
+    def in_layers(self, format: WeightFormat, native: bool) -> Self:
+        """Return the source as transformers' layers on a CPU hold its weights, for counts alone.
 
         Args:
-            blocks: whether linear layers hold blocks; experts and embeddings become floats.
+            native: whether linear layers hold ``format``. Other back ends hold float32, and so do experts, and
+                embeddings in most formats.
         """
         found = copy(self)
-        found.kinds = {name: kind for name, kind in self.kinds.items() if blocks and is_linear(name)}
+        table = {EMBEDDING} if format.table_dtype is torch.float32 else set()
+        found.floats = {name for name in self.shapes if not native or ".experts." in name or name in table}
+        found.kinds = {name: kind for name, kind in self.kinds.items() if native and is_linear(name)}
+        found.float16 = {name for name in self.float16 if native and is_linear(name)}
         return found
 
     def expanded(self, format: WeightFormat, convert: bool = False) -> list[str]:

@@ -123,6 +123,7 @@ class StoredWeight:
 
     def join(self, others: Sequence[StoredWeight], rows: Rows = torch.cat) -> StoredWeight:
         """Join this weight and others that ``joins`` accepts: ``rows`` gets each part of all weights."""
+        assert all(self.joins(other) for other in others), "weights of different formats do not join"
         together = zip(self.parts, *(other.parts for other in others), strict=True)
         return replace(self, parts=tuple(rows(list(parts)) for parts in together))
 

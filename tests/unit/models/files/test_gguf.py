@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from copy import deepcopy
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
-from cospec.models.files.source import EMBEDDING
+from cospec.models.files.source import EMBEDDING, is_linear
+from cospec.models.files.weight_source_selection import open_source
 from cospec.models.llama_weights import why_not
 from cospec.models.loading import LoadOptions, load_model, memory_plan, resolve
 from cospec.models.weights.fp32 import Fp32
@@ -156,9 +159,48 @@ def test_weights_that_become_floats_are_a_warning(tmp_path: Path, caplog: pytest
     times = 4 * (256 * 256 + 128 * 256) / (256 * 54 + 128 * 66)  # bytes of a row of 256 weights
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
-        f"Quantized weights of {path} become float32, which takes {times:.1f} times their bytes: "
-        "2 in tq1_0, 2 in tq2_0."
+        f"Quantized weights of {path} become floats, which take {times:.1f} times their bytes: 2 in tq1_0, 2 in tq2_0."
     )
+
+
+@pytest.mark.parametrize("up", ["F32", "BF16", "TQ2_0"])
+def test_gate_and_up_projections_of_different_floats(tmp_path: Path, up: str) -> None:
+    """The native forward joins both projections, so they have one format or run in transformers' layers."""
+    model = random_model(transformers.LlamaConfig(**COMMON | {"hidden_size": 256, "num_hidden_layers": 2}))
+    file = write_model(tmp_path / "model.gguf", model, "Q4_0", kinds={"ffn_gate": "F16", "ffn_up": up})
+    assert memory_plan([(str(file), LoadOptions(device="cpu", dtype="float32"))]).slow
+    batch = TokenBatch((SequenceSlice("a", 0, (5, 9, 2, 40)),))
+    logits = []
+    for fused in ("auto", "never"):
+        loaded = load_model(str(file), LoadOptions(device="cpu", dtype="float32", fused=fused))
+        assert loaded.pages.allocate("a", 4) and loaded.native_forward is None
+        logits.append(loaded.forward(batch))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        ({"fused": "never", "quantization": "q8_0"}, {"q8_0": 8.5 / 8, "fp32": 4}),
+        ({"linear_backend": "torch", "quantization": "q8_0"}, {"fp32": 4}),
+        ({"linear_backend": "torch"}, {"fp32": 4}),
+    ],
+)
+def test_memory_of_transformers_layers_is_counted(
+    tmp_path: Path, options: dict[str, Any], formats: dict[str, float]
+) -> None:
+    """Embeddings are float32 in memory; back ends that are not native hold float32 alone."""
+    model = random_model(transformers.LlamaConfig(**COMMON | {"hidden_size": 256, "num_hidden_layers": 2}))
+    file = write_model(tmp_path / "model.gguf", model, "Q4_0", kinds={"token_embd": "F16"})
+    chosen = LoadOptions(device="cpu", **{"linear_backend": "native", **options})
+    source = open_source(resolve(str(file)))
+    expected = sum(
+        prod(shape) * formats["q8_0" if is_linear(name) and "q8_0" in formats else "fp32"]
+        for name, shape in source.shapes.items()
+    )
+    (planned,) = memory_plan([(str(file), chosen)]).weights
+    assert planned.bytes == pytest.approx(expected, rel=0.01)
+    assert set(re.findall(r"[a-z]+\d+(?:_\d)?", planned.formats)) == set(formats)
 
 
 def test_folder_with_one_file_and_choice_between_several(tmp_path: Path) -> None:

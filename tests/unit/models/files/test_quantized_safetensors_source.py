@@ -233,7 +233,7 @@ def test_layers_that_become_floats_are_a_warning(tmp_path: Path, caplog: pytest.
     load_model(str(tmp_path), LoadOptions(device="cpu"))
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"Quantized weights of {tmp_path} become bfloat16, which takes 2.0 times their bytes: 1 in fp8."
+        f"Quantized weights of {tmp_path} become floats, which take 2.0 times their bytes: 1 in fp8."
     )
 
 

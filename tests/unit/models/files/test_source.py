@@ -12,11 +12,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.errors import ModelError
 from cospec.models.files.source import text_name
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.loading import LoadOptions, load_model, memory_plan
+from cospec.models.loading import LoadOptions, load_model, load_stage, memory_plan
+from cospec.models.shard import Shard
 from cospec.native import library
 
+ADAPTER = "adapter_model.safetensors"
 PROMPT = (5, 9, 2, 40, 7, 3, 11, 8, 4, 33, 21, 6, 17)
 TEXT: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -102,6 +105,20 @@ def test_an_adapter_of_gemma3_changes_its_text_model(tmp_path: Path) -> None:
     wanted = plain(model)
     assert float((wanted - before).abs().max()) > 0.1
     torch.testing.assert_close(logits_of(adapter)[0], wanted, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_adapter_of_the_vision_tower_alone_is_refused(tmp_path: Path, stages: int) -> None:
+    model, adapter = gemma3(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    name, *_ = [name for name, _ in model.named_modules() if "vision_tower" in name and name.endswith(".fc1")]
+    factors = {"lora_A.weight": torch.ones(2, 16), "lora_B.weight": torch.ones(16, 2)}
+    config = {"peft_type": "LORA", "base_model_name_or_path": "../base", "lora_alpha": 2, "r": 2}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    save_file({f"base_model.model.{name}.{key}": factor for key, factor in factors.items()}, adapter / ADAPTER)
+    options = LoadOptions(device="cpu", num_pages=8, shard=Shard(stages=stages))
+    with pytest.raises(ModelError, match="holds weights of no module that writes text"):
+        load_model(str(adapter), options) if stages == 1 else load_stage(str(adapter), options)
 
 
 @pytest.mark.parametrize(
