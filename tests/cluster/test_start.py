@@ -25,7 +25,7 @@ CONFIG = {
     "target": {"engine": ENGINE, "placement": {"labels": {"zone": "mars"}}},
 }
 USER = """
-import sys, ray
+import sys, time, ray
 ray.init(address=sys.argv[1], namespace="user")
 class Counter:
     value = 0
@@ -35,8 +35,12 @@ class Counter:
 counter = ray.remote(Counter).options(name="counter", num_cpus=0).remote()
 print(ray.get(counter.count.remote()), flush=True)
 input()
-names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-print(ray.get(counter.count.remote()), *names, ray.available_resources()["CPU"])
+found = lambda: ([each["name"] for each in ray.util.list_named_actors(all_namespaces=True)], free())
+free = lambda: ray.available_resources().get("CPU")
+end = time.monotonic() + 30
+while found() != (["counter"], 1.0) and time.monotonic() < end:  # Ray notices an end after a while
+    time.sleep(0.1)
+print(ray.get(counter.count.remote()), found())
 """  # a program of the user, whose actor counts up to 2
 
 
@@ -83,11 +87,11 @@ def test_a_deployment_that_fails_leaves_the_joined_ray_cluster_to_its_user(
     user = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         until(of_cluster, "Ray Serve")
-        assert cluster.process.wait(90) == 1
+        assert cluster.process.wait(120) == 1
         last = cluster.log.strip().splitlines()[-1]
         assert last.startswith("cospec: the cluster is not started (ModelError: model is '/no/model', which is not an ")
         until(lambda: not of_cluster(), "the end of Ray Serve")
-        assert user.communicate("\n", 60)[0].splitlines() == ["1", "2 counter 1.0"]
+        assert user.communicate("\n", 60)[0].splitlines() == ["1", "2 (['counter'], 1.0)"]
     finally:
         user.kill()
         cluster.close()

@@ -22,7 +22,7 @@ from cospec.cluster.config import ClusterConfig, DrafterOptions, NodeCount, Repl
 from cospec.cluster.node_actor import NodeActor, NodePolicy
 from cospec.cluster.prefix_router import PrefixRouter
 from cospec.cluster.ray_transport import RayTransport
-from cospec.cluster.replica import EngineReplica, NodeBinding
+from cospec.cluster.replica import REPORT_PERIOD, REPORT_SECONDS, EngineReplica, NodeBinding
 from cospec.cluster.replica_reports import ReplicaReport, ReplicaReports
 from cospec.cluster.replicated_engine import ReplicatedEngine
 from cospec.config import EngineConfig
@@ -57,7 +57,9 @@ class ApiServer:
         info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_libraries))
         settings = read_keys(config.server)
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
-        self._reports = ReplicaReports(config.health.period + config.health.timeout)
+        self._reports = ReplicaReports(
+            max(config.health.period + config.health.timeout, REPORT_PERIOD + REPORT_SECONDS)
+        )
         self._engine = engine = ReplicatedEngine(replicas, info, self._reports)
         limits = AdmissionLimits.of(settings, sequences)
         self._app = await make_app(engine, settings, limits)

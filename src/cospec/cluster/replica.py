@@ -166,9 +166,10 @@ class EngineReplica:
         # Ray Serve awaits this coroutine before the actor ends.
         if self._reporting is not None:
             self._reporting.cancel()
+        ends = [self._client.close()]
         if self._healthy:  # else Ray Serve gave the replica up
-            await self._report(leaves=True)
-        await self._client.close()
+            ends.insert(0, self._report(leaves=True))
+        await asyncio.gather(*ends)  # at once: Ray kills a replica after its time of grace
         if self._stages is not None:
             await self._stages.close()
 

@@ -25,7 +25,8 @@ from cospec.distributed.stage_host import StageHost, TokenFile, parse_address
 from cospec.errors import VerifierLost
 
 CLOSE_SECONDS = 5.0  # for the stages of a host
-RESTART_SECONDS = 0.5  # between two starts of a host
+RESTART_SECONDS = 0.5  # between the first two starts of a host; later pauses are twice as long each
+LONGEST_PAUSE = 8.0
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +81,24 @@ class ReplicaStages:
     async def check(self) -> None:
         """Start lost hosts again; return when one host answers, because a lost machine may have no successor.
 
+        Answers that came after the last check say nothing about the present.
+
         Raises:
             VerifierLost: a host is on another machine now, which the engine does not know.
         """
         if not self._checks:
             self._checks = [asyncio.create_task(self._check(stage)) for stage in range(len(self._actors))]
-        ended, _ = await asyncio.wait(self._checks, return_when=asyncio.FIRST_COMPLETED)
         for stage, each in enumerate(self._checks):
-            if each in ended:
-                await each  # before the next check: no check follows a loss, or the end
+            if each.done():
+                await each
                 self._checks[stage] = asyncio.create_task(self._check(stage))
+        ended, _ = await asyncio.wait(self._checks, return_when=asyncio.FIRST_COMPLETED)
+        for each in ended:  # no check follows a loss
+            await each
 
     async def _check(self, stage: int) -> None:
         """Wait for the answer of a host. Ray would take an actor's error for the end of the replica."""
-        address, found = self._addresses[stage], ""
+        address, found, pause = self._addresses[stage], "", RESTART_SECONDS
         while not found:
             try:
                 found = await self._actors[stage].address.remote()
@@ -102,7 +107,8 @@ class ReplicaStages:
                 log.warning("the stage host %s is lost and is started again (%s)", address, reason)
                 self._actors[stage] = self._start(stage, parse_address("stage_machines", address).port)
                 self.restarts += 1
-                await asyncio.sleep(RESTART_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         if found != address:
             raise VerifierLost(f"The stage host {address} is at {found} now.")
 
