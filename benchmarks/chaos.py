@@ -57,9 +57,11 @@ FAULTS = (
     "kill engine",
     "pause replica",
 )
+NODE_FAULTS = 4  # the first ones
+DISTURBED_SECONDS = 60.0  # for the faults of nodes, after the last answer
 STAGE_FAULT = "kill stage"
 PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection
-CONNECT_SECONDS = 10.0  # for a node that joins, before its partition
+CONNECT_SECONDS = 30.0  # for a node that joins, before its partition
 MOST_JOINED = 2  # nodes that joined; a further node takes the place of the oldest
 ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
 DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
@@ -205,10 +207,15 @@ async def _settled(client: httpx.AsyncClient) -> str:
 
 @dataclass(slots=True)
 class Joined:
-    """Nodes that joined the running cluster, each through a relay; oldest first."""
+    """Nodes that joined the running cluster, each through a relay; oldest first.
+
+    Attributes:
+        disturbed: whether all faults of nodes have happened once.
+    """
 
     folder: Path
     nodes: list[tuple[subprocess.Popen[bytes], Relay]] = field(default_factory=list)
+    disturbed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def join(self, engines: Sequence[int], choose: random.Random) -> bool:
         """Start a node for one of the engines with these process ids; False where none listens."""
@@ -272,6 +279,8 @@ def half_open(engines: Sequence[int]) -> list[str]:
 async def trouble(cluster: ClusterProcess, every: float, report: Report, choose: random.Random, joined: Joined) -> None:
     """Do something to a process at once and every few seconds, until cancelled; one replica is always left."""
     for number, kind in enumerate(itertools.cycle((*FAULTS, STAGE_FAULT) if cluster.stages() else FAULTS)):
+        if number == NODE_FAULTS:
+            joined.disturbed.set()
         await asyncio.sleep(every if number else 0.0)
         how, what = kind.split()
         if how in ("join", "partition"):
@@ -325,6 +334,8 @@ async def _both(
     faults = asyncio.create_task(trouble(cluster, every, *notes))
     try:
         await load(cluster, asks, seconds, notes[0])
+        with contextlib.suppress(TimeoutError):  # a slow machine needs longer for a node that joins
+            await asyncio.wait_for(notes[2].disturbed.wait(), DISTURBED_SECONDS)
     finally:
         faults.cancel()
         try:

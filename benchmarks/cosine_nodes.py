@@ -253,6 +253,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=usual)
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
     options = parser.parse_args()
+    staged = [name for name in options.only if name in STAGED]
+    if staged and options.stages < 2:
+        parser.error(f"--only {staged[0]!r} with --stages {options.stages}; allowed is --stages 2 or more")
     if options.node:
         address, name = options.node
         link = LinkConfig(delay=options.link_delay[0] / 1000, jitter=options.link_jitter / 1000)

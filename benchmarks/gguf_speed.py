@@ -49,7 +49,7 @@ class Work:
     @property
     def most_tokens(self) -> int:
         """Tokens that a cache must hold."""
-        return max(self.context + CONTEXT, *(2 * length for length in self.prompts))
+        return max([self.context + CONTEXT, *(2 * length for length in self.prompts)])
 
 
 class System(Protocol):
