@@ -26,7 +26,7 @@ from harness.reference import joint_distribution_of
 from harness.toys import enumerated_distribution_among, with_pool
 
 EXACT, SEEN = 1e-12, 1e-2
-PARAMS, PROMPT, LENGTH = SamplingParams(max_tokens=6, temperature=0.9), (0, 1, 0), 4
+PARAMS, PROMPT, LENGTH = SamplingParams(max_tokens=5, temperature=0.9), (0, 1, 0), 3
 TREE, CHAIN, SMALLER = DraftBudget(2, 6, (2, 2)), DraftBudget(2, 2), DraftBudget(2, 3, (2, 1))
 
 
