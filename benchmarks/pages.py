@@ -145,6 +145,8 @@ REPORTS = {
             ("Llama-3.2-1B, AVX2 kernels of cospec", "gguf_llama-3.2-1b_avx2"),
             ("Qwen3-1.7B, AVX2 kernels of cospec", "gguf_qwen3-1.7b_avx2"),
             ("Qwen3-4B, AVX2 kernels of cospec", "gguf_qwen3-4b_avx2"),
+            ("Llama-3.2-1B, a processor with AVX2 alone", "gguf_llama-3.2-1b_avx2_alone"),
+            ("Servers, Llama-3.2-1B in Q4_0", "gguf_server_llama-3.2-1b_q4_0"),
             ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_qwen2.5-0.5b_q4_0"),
             ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_qwen2.5-0.5b_q8_0"),
         ),
