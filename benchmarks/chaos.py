@@ -57,7 +57,7 @@ FAULTS = (
     "kill engine",
     "pause replica",
 )
-NODE_FAULTS = 4  # the first ones
+NODE_FAULTS = sum(kind.endswith(" node") for kind in FAULTS)  # which come first
 DISTURBED_SECONDS = 60.0  # for the faults of nodes, after the last answer
 STAGE_FAULT = "kill stage"
 PARTITION_SECONDS = 7.0  # longer than the heartbeats of a connection

@@ -4,8 +4,7 @@
 // A step adds integer sum * (weight scale * input scale); of formats with minimums, another step follows and adds
 // - minimum * (input scale * sum of the input integers). The integer sums are exact.
 // So results are equal for every number of rows, threads and every instruction set.
-// Tiles of AMX gain at most a tenth for 12 rows and more, because the float steps after 32 inputs stay, so the vector
-// instructions of such processors multiply.
+// Tiles of AMX would gain little: the float steps after each 32 inputs stay. So the vector instructions multiply there.
 #pragma once
 #include <utility>
 

@@ -24,7 +24,7 @@ from harness.completions import complete, figure
 from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
-LOOK_SECONDS = 1.0  # of the API server
+LOOK_SECONDS = pytest.importorskip("cospec.cluster.application").LOOK_SECONDS  # of the API server
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 NAME = f"test-machines-{os.getpid()}"

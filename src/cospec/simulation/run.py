@@ -56,7 +56,7 @@ class Replica:
     steps: StepLog
     outages: Outages  # of the engine
     met: int = 0  # outages after which the engine began without requests
-    still: int = 0  # steps in a row after which nothing has changed
+    stalled: int = 0  # steps in a row that changed nothing
     live: dict[str, LiveRequest] = field(default_factory=dict)
     request_seconds: float = 0.0  # the integral of ``held`` over time
 
@@ -113,9 +113,9 @@ class Replica:
                 del self.live[event.id]
                 yield self.requests.pop(event.id), whole
         moved = self.clock.now > began or self.held != held or len(self.steps.times) > steps
-        self.still = 0 if moved else self.still + 1
+        self.stalled = 0 if moved else self.stalled + 1
         # A step may find its stages lost at once. The next step waits for their return.
-        assert self.still < 2, "the clock has not advanced"
+        assert self.stalled < 2, "the clock has not advanced"
 
 
 @dataclass(frozen=True, slots=True)
