@@ -94,6 +94,10 @@ class VerifierLost(CospecError):
     """A remote verifier died or is unreachable; the outputs of its submissions will not arrive."""
 
 
+class VerifierEnded(VerifierLost):
+    """A remote verifier is lost and cannot be started again; the engine cannot compute any more."""
+
+
 class RequestsFailed(CospecError):
     """An error of some requests: the engine ends these requests and continues with the others.
 

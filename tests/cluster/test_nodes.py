@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from zlib import crc32
 
 import pytest
@@ -70,15 +71,17 @@ def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, sta
 
 @pytest.mark.parametrize("drafter", ["other", "ngram"])
 def test_a_node_drafts_after_outcomes(drafter: str, hub: NodeHub, start: Start) -> None:
-    """A lookup continues the whole draft alone."""
+    """A lookup continues the whole draft alone. A busy machine may take several rounds, because late drafts are lost."""
     drafter_on_node, _ = on_nodes(hub, drafter)
     start(hub, drafter)
     until(lambda: rows(hub, "ready") == 1, "the node")
     engine = under(toy_engine(target(), drafter_on_node, "match", k=3), "draft-for-outcomes", "process")
-    for prefix in "ab":
+    for prefix in ascii_lowercase:
         for request in requests(prefix):
             assert tokens_of(run_all(engine, [request])) == plain([request])
-    used = engine.metrics().drafts_ahead
+        used = engine.metrics().drafts_ahead
+        if used["likeliest"] + used["other"] > 40:
+            break
     assert used["likeliest"] + used["other"] > 40
     assert {row["state"] for row in hub.status()} == {"ready"}, "no answer breaks the protocol"
     engine.execution_mode.close()

@@ -313,7 +313,10 @@ def test_requests_get_one_error_when_the_target_cannot_restart(tmp_path: Path) -
             (folders.target / "model.safetensors").unlink()
             os.kill(pids[0], signal.SIGKILL)
 
-        found = disturbed(llama_engine(target, None), destroy)
+        engine = llama_engine(target, None)
+        assert engine.ended is None
+        found = disturbed(engine, destroy)
+        assert "cannot be started again" in str(engine.ended)
         ends = [own[-1] for own in found.values()]
         assert all(end.finish is FinishReason.ERROR and "cannot be started again" in (end.error or "") for end in ends)
     assert not any(map(running, pids))

@@ -1,7 +1,7 @@
 """An engine without a model: it repeats the prompt, two tokens a round, the first as if from a drafter.
 
 Words in the prompt make it misbehave: ``BREAK`` raises in a round and names its request, ``COLLAPSE`` raises without
-naming anybody, ``DIE`` ends the process, ``SLOW`` takes its time,
+naming anybody, ``DIE`` ends the process, ``LOSE`` loses the target for good, ``SLOW`` takes its time,
 ``FOREVER`` does not come to an end. A module, so that the engine's process can import it.
 """
 
@@ -93,6 +93,7 @@ class FakeEngine:
         self._held: dict[str, Event] = {}  # what requests wrote that do not stream
         self._finished: Counter[str] = Counter()
         self._steps = 0
+        self.ended: str | None = None
 
     @classmethod
     def build(cls, config: EngineConfig) -> FakeEngine:
@@ -152,6 +153,8 @@ class FakeEngine:
         broken = tuple(id for id, text in texts.items() if "BREAK" in text)
         if broken:
             raise RequestsFailed("it broke", broken)
+        if any("LOSE" in text for text in texts.values()):
+            self.ended = "The target is lost."
         if any("SLOW" in text or "FOREVER" in text for text in texts.values()):
             time.sleep(SLOW_SECONDS)
         events = []

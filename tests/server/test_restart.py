@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,38 @@ def test_a_request_that_kills_twice_is_not_replayed_again(start: Start) -> None:
     health(server.http, 200)
     assert ask(server.url, {"prompt": "ab", "max_tokens": 4}).text == "abab"
     assert figures(server.http)["cospec:engine_restarts_total"] == 2
+
+
+def test_an_engine_that_cannot_compute_any_more_is_replaced(start: Start) -> None:
+    """``match`` requests go on, and the request without a seed ends with the engine's sentence."""
+    server = start()
+    body, lost = {**LONG, **STREAM, "temperature": 0}, []
+    undisturbed = ask(server.url, body)
+    (answer,) = during(server.url, [body], lambda: lost.append(ask(server.url, {"prompt": "LOSE"})))
+    assert (answer.text, answer.finish) == (undisturbed.text, undisturbed.finish)
+    assert [(each.status, each.error and each.error["message"]) for each in lost] == [(503, "The target is lost.")]
+    assert figures(server.http)["cospec:engine_restarts_total"] == 1
+
+
+def test_a_process_that_cannot_start_is_no_crash_of_a_request(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The request goes on in the process after."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    server = FakeServed(folder)
+    try:
+        body = {**LONG, **STREAM, "temperature": 0}
+        undisturbed = ask(server.url, body)
+
+        def strike() -> None:
+            (folder / "tokenizer.json").rename(tmp_path / "away")
+            os.kill(engine_of(server.process.pid), signal.SIGKILL)
+            while figures(server.http)["cospec:engine_restarts_total"] < 2:  # the first of these has failed
+                time.sleep(0.05)
+            (tmp_path / "away").rename(folder / "tokenizer.json")
+
+        (answer,) = during(server.url, [body], strike)
+        assert (answer.error, answer.text) == (None, undisturbed.text)
+    finally:
+        server.stop()
 
 
 def test_a_server_whose_engine_dies_again_and_again_ends(start: Start) -> None:

@@ -29,7 +29,7 @@ from cospec.core.types import (
     SchedulerOutput,
     StepOutput,
 )
-from cospec.errors import InvalidInput, VerifierLost, failure
+from cospec.errors import InvalidInput, VerifierEnded, VerifierLost, failure
 from cospec.metrics.engine_counters import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
 
@@ -80,6 +80,7 @@ class Engine:
         self._logged: dict[str, set[str]] = {}  # reasons that were logged, by request
         self._in_flight: deque[_StepInFlight] = deque()  # in the order of submission
         self._aborted: set[str] = set()  # requests in flight that were aborted
+        self.ended: str | None = None  # why the target computes no step any more
 
     @property
     def tokenizer(self) -> Any:
@@ -92,8 +93,7 @@ class Engine:
     @property
     def model_paths(self) -> tuple[Path, ...]:
         """Folders of all models that the distribution depends on."""
-        single = (self.model_path,) if self.model_path is not None else ()
-        return self.parts.model_paths or single
+        return self.parts.model_paths or tuple(filter(None, [self.model_path]))
 
     @property
     def model_name(self) -> str:
@@ -262,6 +262,7 @@ class Engine:
     def _recover(self, failed: Sequence[ScheduledRequest], error: VerifierLost) -> list[Event]:
         """Compute all running requests again: the target's caches are lost, and all steps in flight with these."""
         self.counters.verifier_losses += 1
+        self.ended = str(error) if isinstance(error, VerifierEnded) else None
         entries = {entry.sequence.id: entry for entry in failed}
         while self._in_flight:
             step = self._in_flight[0].submitted

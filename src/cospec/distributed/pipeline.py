@@ -19,7 +19,7 @@ from cospec.config import LinkConfig
 from cospec.core.model_io import BatchOutput
 from cospec.distributed.messages import Array, Moves, Window, WindowOutput
 from cospec.distributed.stage_processes import StageProcesses
-from cospec.errors import ModelError, VerifierLost
+from cospec.errors import ModelError, VerifierEnded, VerifierLost
 from cospec.models.stage import StageBatch
 from cospec.runtime.codec import ProtocolError
 from cospec.runtime.transport import ChannelClosed
@@ -77,7 +77,7 @@ class Pipeline:
         self._pending: dict[int, Arrival[BatchOutput]] = {}
         self._number = self._unproven = 0
         self.starts = 0
-        self._refusal: VerifierLost | None = None
+        self._refusal: VerifierEnded | None = None
         self._running: StageProcesses | None = None
         self._restart()
 
@@ -97,7 +97,8 @@ class Pipeline:
         """Send a window. After a loss this starts the processes again, whose KV caches are empty.
 
         Raises:
-            VerifierLost: the processes cannot be started again, or are lost.
+            VerifierLost: the processes are lost.
+            VerifierEnded: the processes are lost and cannot be started again.
         """
         running = self._running or self._restart()
         number, arrival = self._number, Arrival[BatchOutput]()
@@ -159,14 +160,14 @@ class Pipeline:
         if self._refusal is not None:
             raise self._refusal
         if self._unproven >= STARTS:
-            raise VerifierLost(f"The target's processes were lost {STARTS} times in a row, and are not started again.")
+            raise VerifierEnded(f"The target's processes were lost {STARTS} times in a row, and are not started again.")
         self._unproven += 1
         try:
             return self._start()
         except ModelError as error:
             if not self.starts:
                 raise
-            self._refusal = VerifierLost(f"The target's processes cannot be started again: {error}")
+            self._refusal = VerifierEnded(f"The target's processes cannot be started again: {error}")
             raise self._refusal from error
         except VerifierLost as error:
             if not self.starts:

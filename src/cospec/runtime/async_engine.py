@@ -241,7 +241,9 @@ class AsyncEngineClient:
                 self._process = None
             if not ready.done():
                 return reason
-            self._orphan(reason)
+            self._drop_question(reason)
+            if started is not None:  # else no request was in the process
+                self._orphan(reason)
             served = 0.0 if started is None else time.monotonic() - started
             delay = self._restart_policy.died(served)
             if delay is None:
@@ -292,8 +294,7 @@ class AsyncEngineClient:
             process.send(Submit(requests))
 
     def _orphan(self, reason: str) -> None:
-        """The process has died: end what cannot be replayed, and what was asked of the process."""
-        self._drop_question(reason)
+        """The process has died: end what cannot be replayed."""
         for id, live in list(self._live.items()):
             if not live.survives():
                 live.fail(EngineStopped(reason))

@@ -2,7 +2,7 @@
 
 The server talks to this process through ``async_engine.AsyncEngineClient``, in the messages of ``messages``. A request
 that the engine refuses gets ``Rejected`` with the sentence. A step that raises ends the requests that the step was
-about and no others. The process ends with its parent.
+about and no others. The process ends with its parent, and with an engine that cannot compute any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from cospec.config import EngineConfig
 from cospec.core.types import Event, FinishReason, Request
-from cospec.errors import CospecError, RequestsFailed, failure
+from cospec.errors import CospecError, EngineEnded, RequestsFailed, failure
 from cospec.process_utils import fast_exit, freeze_gc
 from cospec.runtime.codec import ProtocolError, decode_call
 from cospec.runtime.messages import (
@@ -62,6 +62,8 @@ class EngineLike(Protocol):
     def has_work(self) -> bool: ...
     @property
     def acceptance_methods(self) -> tuple[str, str]: ...
+    @property
+    def ended(self) -> str | None: ...
     def add(self, request: Request) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
     def step(self) -> list[Event]: ...
@@ -122,6 +124,9 @@ def _serve(channel: Channel, name: str, progress: ProgressCounter) -> None:
     freeze_gc()
     try:
         EngineCoreProc(engine, channel, progress).run()
+    except EngineEnded as error:
+        log.error("the engine ends: %s", error)
+        channel.send(Failed(str(error)))
     finally:
         engine.close()
 
@@ -178,7 +183,11 @@ class EngineCoreProc:
         self._checks = {"integrity_checks": 0, "integrity_errors": 0}
 
     def run(self) -> None:
-        """Serve until ``Stop`` comes or the parent is gone."""
+        """Serve until ``Stop`` comes or the parent is gone.
+
+        Raises:
+            EngineEnded: the engine cannot compute any more. A new process can go on with the live requests.
+        """
         self._engine.set_wakeup_fd(self._channel.fileno())
         self._channel.send(Ready(_describe(self._engine)))
         parent = os.getppid()
@@ -244,6 +253,8 @@ class EngineCoreProc:
             events = self._engine.step()
         except Exception as error:  # ends the requests it touched; re-raised when it touched none
             events = self._fail(error)
+        if self._engine.ended is not None:
+            raise EngineEnded(self._engine.ended)
         for event in events:
             if event.finish is not None:
                 self._live.pop(event.id, None)
