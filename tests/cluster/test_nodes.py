@@ -71,7 +71,7 @@ def test_a_pool_on_nodes_drafts_during_verification(mode: str, hub: NodeHub, sta
 
 @pytest.mark.parametrize("drafter", ["other", "ngram"])
 def test_a_node_drafts_after_outcomes(drafter: str, hub: NodeHub, start: Start) -> None:
-    """A lookup continues the whole draft alone. A busy machine may take several rounds, because late drafts are lost."""
+    """A lookup continues the whole draft alone. A busy machine takes several rounds: late drafts are lost."""
     drafter_on_node, _ = on_nodes(hub, drafter)
     start(hub, drafter)
     until(lambda: rows(hub, "ready") == 1, "the node")

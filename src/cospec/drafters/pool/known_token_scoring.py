@@ -14,7 +14,8 @@ from cospec.drafters.pool.state import PoolRequestState
 
 CLEAR_LEAD = 0.6  # share of the weight of drafters with a cost at which scores seldom change the choice
 PLAUSIBLE = 0.3  # share of the best drafter's weight below which a drafter is not scored again
-RESCORE_AFTER = 16  # steps between the first two scorings of a request; doubles each time
+RESCORE_AFTER = 32  # steps between the first two scorings of a request; doubles each time
+LOOK_AFTER = 32  # steps after which a clear lead is looked at again
 
 
 class KnownTokenScoring:
@@ -28,14 +29,17 @@ class KnownTokenScoring:
         self._members, self._on, self._prior, self._clock = members, routing.scores_known_tokens, prior, clock
 
     def is_due(self, weights: DrafterWeights) -> bool:
-        """Return whether drafters score before the next draft: the first, and at times while none leads clearly."""
+        """Return whether drafters score before the next draft: at first, and at times while none leads clearly."""
         if not self._on or weights.steps < weights.score_at:
             return False
-        if not weights.steps:
+        if not (weights.steps or weights.is_foreseen):
             return True
         values = weights.weights(self._prior)
         priced = [value for value, member in zip(values, self._members, strict=True) if not member.costless]
-        return bool(priced) and max(priced) < CLEAR_LEAD * sum(priced)
+        if priced and max(priced) < CLEAR_LEAD * sum(priced):
+            return True
+        weights.score_at = weights.steps + LOOK_AFTER
+        return False
 
     def score(self, due: Sequence[DraftContext], records: Mapping[str, PoolRequestState]) -> float:
         """Let drafters score; scores of asynchronous drafters count when they arrive.

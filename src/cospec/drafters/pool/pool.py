@@ -240,7 +240,7 @@ class PoolDrafter(Drafter):
         for record, commit in continued:
             record.continue_ahead(commit)
         for record in finished:
-            self.pool_stats.prior.learn(record.weights)
+            self.pool_stats.learn(record)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -304,8 +304,7 @@ class PoolDrafter(Drafter):
     def _record(self, context: DraftContext) -> PoolRequestState:
         record = self.records.get(context.id)
         if record is None:
-            record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
-            self.records[context.id] = record
+            record = self.records[context.id] = self.pool_stats.start(context)
         return record
 
     def _bound(self, budget: DraftBudget) -> int | None:
@@ -354,7 +353,8 @@ class PoolDrafter(Drafter):
         if sole.deadline is not None or sole.later:
             return SEVERAL
         cache = sole.drafter.draft_kv_cache if self.routing.scores_known_tokens else None
-        if cache is not None and cache.backlog_len(context.id, len(context.tokens)) >= MISSED:
+        known = len(context.tokens)  # the hits are counted among the outputs alone
+        if cache is not None and min(cache.backlog_len(context.id, known), known - context.prompt_len) >= MISSED:
             return MISSED_STEPS
         if any([self.members[other].propose([context], [budget]) for other in heavier]):  # lookups change no state
             return SEVERAL

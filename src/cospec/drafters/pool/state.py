@@ -14,6 +14,7 @@ from cospec.drafters.calibration import Calibration, cells
 from cospec.drafters.draft_subtrees import after
 from cospec.drafters.pool.combiners.combiner import CandidateSet, DraftCandidates
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
+from cospec.drafters.pool.routing.prompt_prior import PromptPrior
 
 NOVELTY_RATE = 0.05  # step size of the moving average, per draft
 EDGE = 0.01  # minimum distance of a confidence from 0 and 1
@@ -31,6 +32,7 @@ class PoolRequestState:
         candidate_sets: the drafters' candidates, until the step is committed.
         ahead: whole drafts after outcomes of the verification in flight, by drafter.
         sole: the latest answer of ``PoolDrafter.drafts_alone``; None after a commit or a proposal.
+        subject: see ``PromptPrior``.
     """
 
     weights: DrafterWeights
@@ -40,6 +42,7 @@ class PoolRequestState:
     candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
     ahead: Mapping[int, Draft] = field(default_factory=dict)
     sole: SoleAnswer | None = None
+    subject: frozenset[int] = frozenset()
 
     def continue_ahead(self, commit: Commit) -> None:
         """Make candidates of what the drafts made ahead have after a commit."""
@@ -85,6 +88,7 @@ class PoolStats:
             first and of second choices; see ``calibration.cells``.
         views: the same by kind, rank and drafter, as ``Calibration``.
         prior: the rates that a new request starts with.
+        prompts: what prompts say about the drafters.
         novelty: ``[2]``, of sampling and greedy requests: a moving average of the share of distinct drafted tokens.
     """
 
@@ -92,7 +96,20 @@ class PoolStats:
         self.calibrations = cells(2, 2, members)
         self.views = [[[Calibration(each) for each in ranked] for ranked in kind] for kind in self.calibrations]
         self.prior = WeightPrior([0.5] * members)
+        self.prompts = PromptPrior(members)
         self.novelty = np.ones(2)
+
+    def start(self, context: DraftContext) -> PoolRequestState:
+        """Return the state of a new request."""
+        subject = self.prompts.subject(context.tokens[: context.prompt_len])
+        weights = DrafterWeights(len(self.prior.rates), self.prompts.gains(subject))
+        return PoolRequestState(weights, context.sampling.greedy, subject=subject)
+
+    def learn(self, finished: PoolRequestState) -> None:
+        """Learn from a request that has ended. Without scores its evidence is one-sided, and no prompt's."""
+        self.prior.learn(finished.weights)
+        if any(finished.weights.looked):
+            self.prompts.learn(finished.subject, finished.weights.evidence(self.prior))
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
         """Return one calibration; it shares the storage."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.plugin_base import SoleDrafter
 from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.drafters.pool.known_token_scoring import LOOK_AFTER, RESCORE_AFTER
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.registry import COMBINERS, ROUTINGS
@@ -52,12 +53,32 @@ def request(tokens: list[int]) -> DraftContext:
 
 def test_drafters_without_a_chance_score_once() -> None:
     """Two equal drafters score again; a drafter that the scores exclude does not."""
-    assert scored([0.9, 0.9, 0.0], 18) == [2, 2, 1]
+    assert scored([0.9, 0.9, 0.0], RESCORE_AFTER + 2) == [2, 2, 1]
 
 
 def test_no_drafter_scores_again_where_one_leads() -> None:
     """One drafter has nearly all of the weight."""
-    assert scored([0.9, 0.0, 0.0], 18) == [1, 1, 1]
+    assert scored([0.9, 0.0, 0.0], RESCORE_AFTER + 2) == [1, 1, 1]
+
+
+def test_a_clear_lead_is_looked_at_again() -> None:
+    """At times only, because every look computes weights."""
+    drafters = {"a": Scoring(0.9), "b": Scoring(0.0)}
+    pool, tokens = pool_of(dict(drafters), "union", "hedge", 5, Ticks()), [3, 4, 3, 4]
+    context = request(tokens)
+    pool.propose([context], [BUDGET])
+    weights = pool.records["s"].weights
+    weights.steps = weights.score_at
+    pool.prepare([context], [BUDGET])
+    assert weights.score_at == weights.steps + LOOK_AFTER
+    weights.chance[1] = weights.chance[0]
+    weights.score_known_tokens([None, (0.9 * 8, 8)])  # the lead is gone
+    weights.steps += LOOK_AFTER - 1
+    pool.prepare([context], [BUDGET])
+    assert [each.scorings for each in drafters.values()] == [1, 1]
+    weights.steps += 1
+    pool.prepare([context], [BUDGET])
+    assert [each.scorings for each in drafters.values()] == [2, 2]
 
 
 def test_only_drafters_that_a_request_names_score() -> None:

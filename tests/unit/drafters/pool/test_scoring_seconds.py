@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cospec.core.drafter_capabilities import TokenScores
 from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.drafters.pool.known_token_scoring import RESCORE_AFTER
 from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of
@@ -27,14 +28,14 @@ class Scoring(ScriptedDrafter):
 
 
 def test_the_seconds_of_scoring_are_known() -> None:
-    """Before the first round and again after sixteen, by each drafter that can."""
+    """Before the first step and again after some steps, by each drafter that can."""
     clock, tokens, found = Ticks(), [3, 4, 3, 4], list[float]()
     drafters = {"one": Scoring(clock), "two": Scoring(clock), "copy": ScriptedDrafter([4])}
     pool = pool_of(drafters, "union", "hedge", 5, clock)
-    context = DraftContext("s", tokens, 1, SamplingParams(temperature=0, max_tokens=24), 0, StreamKind.TARGET)
-    for _ in range(18):
+    context = DraftContext("s", tokens, 1, SamplingParams(temperature=0, max_tokens=64), 0, StreamKind.TARGET)
+    for _ in range(RESCORE_AFTER + 2):
         pool.propose([context], [DraftBudget(3, 8)])
         pool.commit([Commit("s", len(tokens), (3,), (), len(tokens))])
         tokens.append(3)
         found.append(pool.scoring_seconds)
-    assert found == [2.0] * 16 + [4.0] * 2
+    assert found == [2.0] * RESCORE_AFTER + [4.0] * 2

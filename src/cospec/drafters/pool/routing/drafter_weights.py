@@ -47,15 +47,32 @@ class DrafterWeights:
         accepted: tokens accepted in the latest step.
         score_at: the step before which drafters score again.
         steps: steps in which the pool drafted for the request.
+
+    Args:
+        expected: ``[M]``, gains that are known before the first draft, see ``PromptPrior.gains``; empty for none.
     """
 
-    __slots__ = ("_score_gains", "accepted", "chance", "hits", "idle", "looked", "score_at", "scores", "seen", "steps")
+    __slots__ = (
+        "_expected",
+        "_fixed_gains",
+        "_score_gains",
+        "accepted",
+        "chance",
+        "hits",
+        "idle",
+        "looked",
+        "score_at",
+        "scores",
+        "seen",
+        "steps",
+    )
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, expected: Sequence[float] = ()) -> None:
         self.hits, self.seen, self.chance, self.looked = ([0.0] * members for _ in range(4))
         self.idle, self.scores = [inf] * members, [0.5] * members
         self.accepted = self.score_at = self.steps = 0
         self._score_gains: Sequence[float] = ()  # of ``chance``, which changes with a scoring alone
+        self._expected = self._fixed_gains = expected  # the latter with the former
 
     def rates(self, prior: WeightPrior) -> list[float]:
         """Return the estimated probability that a drafter guesses the next token right, ``[M]``."""
@@ -73,11 +90,20 @@ class DrafterWeights:
         """Return positive weights with sum 1, ``[M]``."""
         return self._weights(self.rates(prior))
 
-    def _weights(self, rates: list[float]) -> list[float]:
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether earlier requests say something about the drafters of this request."""
+        return bool(self._expected)
+
+    def evidence(self, prior: WeightPrior) -> list[float]:
+        """Return the weights without what earlier prompts say, ``[M]``."""
+        return self._weights(self.rates(prior), self._score_gains)
+
+    def _weights(self, rates: list[float], fixed: Sequence[float] | None = None) -> list[float]:
         best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
-        gains = [scale * (rate - best) for rate in rates]
-        if self._score_gains:
-            gains = [gain + more for gain, more in zip(gains, self._score_gains, strict=True)]
+        gains, fixed = [scale * (rate - best) for rate in rates], self._fixed_gains if fixed is None else fixed
+        if fixed:
+            gains = [gain + more for gain, more in zip(gains, fixed, strict=True)]
             top = max(gains)
             gains = [gain - top for gain in gains]
         raised = [*map(exp, gains)]
@@ -106,6 +132,8 @@ class DrafterWeights:
             means = [chance / count if count else None for chance, count in zip(self.chance, self.looked, strict=True)]
             top = max([mean for mean in means if mean is not None])
             self._score_gains = [0.0 if mean is None else SCORE_RATE * most * (mean - top) for mean in means]
+            expected = self._expected or [0.0] * len(means)
+            self._fixed_gains = [score + more for score, more in zip(self._score_gains, expected, strict=True)]
 
     def took_part(self, members: Sequence[int]) -> None:
         """Record that ``members`` drafted in a step."""

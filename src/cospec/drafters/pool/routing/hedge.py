@@ -4,11 +4,12 @@ A drafter that takes part again reads the tokens of missed steps anyway. Where d
 ``union``), this forward also counts how many of these tokens the drafter would have drafted
 (``DraftBudget.count_hits``). The count costs the rows' logits alone. In lockstep (``fuse``, ``mix``) the count would
 cost a forward of its own, because a native call reads the tokens and keeps only the last row. Drafters also score the
-prompt before a request's first draft, and committed tokens after 16, 32, 64 ... more steps. Scores, hits and the
-results of drafts give ``DrafterWeights`` of all drafters. Only drafters with most of the weight draft. A drafter in a
-thread or process of its own, or on a node, scores while the target works. Its scores count when they arrive. A
-drafter that cannot score (with another vocabulary) gives no information while unused. So this drafter takes part
-initially, and again after some steps.
+prompt before a request's first draft, and committed tokens after 32, 64, 128 ... more steps, unless one drafter leads
+clearly. At first one leads where earlier requests with like prompts had the same best drafter, see ``prompt_prior``.
+Prompts, scores, hits and the results of drafts give ``DrafterWeights`` of all drafters. Only drafters with most of the
+weight draft. A drafter in a thread or process of its own, or on a node, scores while the target works. Its scores count
+when they arrive. A drafter that cannot score (with another vocabulary) gives no information while unused. So this
+drafter takes part initially, and again after some steps.
 """
 
 from __future__ import annotations
