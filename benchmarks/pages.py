@@ -204,12 +204,16 @@ REPORTS = {
         "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
         "call* is tokens per forward of the target; *verified* is the target's tokens per committed token. The "
         "table of times splits steps: *scoring* is what all drafters read of prompts and outputs so that one is "
-        "chosen. One drafter per request mostly accepts more, and needs less of the target. In most rows scoring and "
-        "the rest cost more than that gains. *tokens/s at most* is the ratio if the choice cost nothing: the target's "
-        "time of the pool, with the drafting and the rest of the best drafter.",
+        "chosen. Before the runs of one drafter per request every system has written outputs for 20 other prompts of "
+        "each domain, because `hedge` learns which drafters are best for which prompts. The first section is of an "
+        "earlier version, whose drafters scored every prompt. One drafter per request accepts more, and needs less of "
+        "the target. Groups of requests with different drafters draft one after the other, so eight requests gain "
+        "less than one. The last of eight requests decides when their batch ends. *tokens/s at most* is the ratio if "
+        "the choice cost nothing: the target's time of the pool, with the drafting and the rest of the best drafter.",
         (
             ("Drafters alone and together", "pool"),
-            ("One drafter per request: where the time goes", "pool_one"),
+            ("One drafter per request, one request at a time: where the time goes", "pool_one_alone"),
+            ("One drafter per request, eight requests at a time", "pool_one"),
         ),
     ),
     "heads": Report(

@@ -1,9 +1,10 @@
 """Compares single drafters and pools: gains by domain, and costs.
 
 Run ``python -m benchmarks.pool``. Every system generates the same outputs for the same prompts: each domain alone, and
-all domains mixed in a batch; greedy, and at temperature 0.8. Requests are seeded, so all systems use ``match``, except
-``mix block``, which is unseeded and uses ``block``. All systems are loaded together and run every batch in sequence, in
-a new order each time, so that a slow minute of the machine affects all.
+all domains mixed in a batch; greedy, and at temperature 0.8. Before, every system has written outputs for other prompts
+of all domains, as a server has, because pools learn which drafters are best for which prompts. Requests are seeded, so
+all systems use ``match``, except ``mix block``, which is unseeded and uses ``block``. All systems are loaded together
+and run every batch in sequence, in a new order each time, so that a slow minute of the machine affects all.
 
 Figures, with 95% bootstrap intervals over the prompts:
 - acceptance: mean acceptance length, 1 + accepted / drafts.
@@ -14,7 +15,8 @@ Figures, with 95% bootstrap intervals over the prompts:
 - same nodes: acceptance lengths of ``union`` and ``fuse`` as ratios to the best drafter's tree of as many nodes.
 - hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings;
   and its tokens/s with those of other routings, batch by batch, all workloads together.
-- one: acceptance length and tokens/s of the pool with one drafter per request over the best single drafter.
+- one: acceptance length and tokens/s of the pool with one drafter per request over the best single drafter, for each
+  workload and for all.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
 """
 
@@ -27,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -45,7 +48,7 @@ from cospec.process_utils import freeze_gc
 DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
 COMBINERS = ("union", "vote", "fuse", "mix")
-MIXED = "mixed"
+MIXED, ALL = "mixed", "all"
 ROOM = 1 << 28  # bytes of KV cache of each system
 Interval = tuple[float, float, float]
 
@@ -59,6 +62,14 @@ class Runs:
     speeds: list[float] = field(default_factory=list)  # per batch, of all repeats
     own: list[float] = field(default_factory=list)
     parts: list[Mapping[str, float]] = field(default_factory=list)  # milliseconds per token of each batch
+
+    def add(self, other: Runs) -> None:
+        """Add the runs of another workload."""
+        self.stats += other.stats
+        self.tokens += other.tokens
+        self.speeds += other.speeds
+        self.own += other.own
+        self.parts += other.parts
 
     def acceptance(self, prompts: Any = slice(None)) -> float:
         """Return the mean acceptance length over some prompts, by number."""
@@ -258,10 +269,18 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
 
 
 def workloads(count: int) -> dict[str, list[str]]:
-    """Return ``count`` prompts of each domain, and as many of all domains interleaved."""
+    """Return ``count`` prompts of each domain, and as many others of all domains interleaved.
+
+    No prompt is in two workloads, because pools learn from prompts.
+    """
     found = {domain: prompts(domain, count) for domain in DOMAINS}
-    turns = [text for texts in zip(*found.values(), strict=False) for text in texts]
-    return found | {MIXED: turns[:count]}
+    return found | {MIXED: interleaved(count, ceil(count / len(DOMAINS)))[:count]}
+
+
+def interleaved(first: int, count: int) -> list[str]:
+    """Return prompts of each domain in turn, ``count`` of each from number ``first`` on."""
+    own = [prompts(domain, first + count)[first:] for domain in DOMAINS]
+    return [text for texts in zip(*own, strict=True) for text in texts]
 
 
 def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
@@ -291,6 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo")
     parser.add_argument("--prompts", type=int, default=16, help="of each workload")
+    parser.add_argument("--earlier", type=int, default=20, help="prompts of each domain before the measurement")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
     parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
@@ -318,10 +338,9 @@ def main() -> None:
         )
         for name, config in configs.items()
     }
+    earlier = interleaved(options.prompts + ceil(options.prompts / len(DOMAINS)), options.earlier)
     for llm in llms.values():
-        llm.generate(
-            next(iter(work.values()))[: options.batch], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        )
+        llm.generate(earlier, SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True))
     freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     group = options.group or options.batch
@@ -332,7 +351,9 @@ def main() -> None:
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
             texts = work[workload][first : first + group]
             run(llms[name], texts, params, runs[name, workload, temperature], repeat)
-    cells = {key: runs[key] for key in product(llms, work, (0.0, 0.8))}
+    for name, workload, temperature in product(llms, work, (0.0, 0.8)):
+        runs[name, ALL, temperature].add(runs[name, workload, temperature])
+    cells = {key: runs[key] for key in product(llms, [*work, ALL], (0.0, 0.8))}
     rows = [
         {"system": name, "workload": workload, "temperature": temperature, **cell.figures()}
         for (name, workload, temperature), cell in cells.items()

@@ -319,6 +319,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "node_overhead": node_overhead,
     "pool": pool_tables.pool,
     "pool_one": pool_tables.pool_one,
+    "pool_one_alone": pool_tables.pool_one,
     "heads": heads,
     "gguf": weight_tables.gguf,
     "peers": weight_tables.peers,
