@@ -19,6 +19,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, FinishReason
 from cospec.distributed.model import ShardedModel
+from cospec.distributed.pipeline import STARTS
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.execution.windows_in_flight import WindowsInFlight
@@ -32,7 +33,7 @@ from harness.overlap import under
 from harness.pools import pool_of
 from harness.sharded_targets import PARAMS, Folders, disturbed, outputs, requests, running, sharded
 from harness.shards import ShardsHere, TargetOfShards
-from harness.toys import ScriptedDrafter, run_all, tokens_of
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of
 from harness.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -301,6 +302,18 @@ def test_a_killed_or_frozen_stage_costs_no_token(
     assert engine.metrics().verifier_losses == 1 and target.pipeline.starts == starts + 1
     assert set(old).isdisjoint(target.pipeline.pids) and not any(map(running, old))
     assert sum("processes are lost" in record.message for record in caplog.records) == 1
+
+
+def test_processes_that_are_lost_again_and_again_are_not_started_again(tmp_path: Path) -> None:
+    folders = Folders.write(tmp_path)
+    with sharded(folders, 2) as target:
+        engine = llama_engine(target, None)
+        for starts in range(1, STARTS + 1):
+            assert target.pipeline.starts == starts
+            target.pipeline.lose("a test")
+            run_all(engine, [make_request("r", [1, 2, 3], SamplingParams(max_tokens=2))])
+        assert "lost 4 times in a row" in str(engine.ended)
+        assert target.pipeline.starts == STARTS
 
 
 def test_requests_get_one_error_when_the_target_cannot_restart(tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ class AsyncEngineClient:
         while True:
             process = await EngineProcessHandle.start(self._build, config, files, self._log_level)
             try:
-                started, reason = await self._follow(process, ready)
+                started, cause = await self._follow(process, ready)
+                reason = cause or await process.ending()
             finally:
                 await process.close(ask=self._process is process)
                 self._process = None
@@ -243,7 +244,7 @@ class AsyncEngineClient:
                 return reason
             self._drop_question(reason)
             if started is not None:  # else no request was in the process
-                self._orphan(reason)
+                self._orphan(reason, crashed=cause is None)
             served = 0.0 if started is None else time.monotonic() - started
             delay = self._restart_policy.died(served)
             if delay is None:
@@ -254,8 +255,8 @@ class AsyncEngineClient:
 
     async def _follow(
         self, process: EngineProcessHandle, ready: asyncio.Future[EngineInfo]
-    ) -> tuple[float | None, str]:
-        """Dispatch the replies of one process until it has ended; when it was ready, and how it ended."""
+    ) -> tuple[float | None, str | None]:
+        """Dispatch the replies of one process until it has ended; when it was ready, and its reason for the end."""
         started, reason, watch = None, None, None
         try:
             async for reply in process.replies():
@@ -275,7 +276,7 @@ class AsyncEngineClient:
         finally:
             if watch is not None:
                 watch.cancel()
-        return started, reason or await process.ending()
+        return started, reason
 
     async def _watch(self, process: EngineProcessHandle) -> None:
         """Look at the progress of a process, and kill a process that makes none for long."""
@@ -293,10 +294,10 @@ class AsyncEngineClient:
             self._replayed += len(requests)
             process.send(Submit(requests))
 
-    def _orphan(self, reason: str) -> None:
-        """The process has died: end what cannot be replayed."""
+    def _orphan(self, reason: str, crashed: bool) -> None:
+        """The process has ended: end what cannot be replayed. A process with a reason has not crashed."""
         for id, live in list(self._live.items()):
-            if not live.survives():
+            if not live.survives(crashed=crashed):
                 live.fail(EngineStopped(reason))
                 self._forget(id)
 

@@ -22,7 +22,8 @@ class LiveRequest:
 
     Attributes:
         replayable: whether a second process would write the same tokens.
-        crashes: engine processes that died while the request was live.
+        losses: engine processes or replicas that were lost with the request.
+        crashes: losses that the request may have caused.
     """
 
     request: Request
@@ -31,6 +32,7 @@ class LiveRequest:
     tokens: list[int] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
     ttft: float | None = None
+    losses: int = 0
     crashes: int = 0
 
     def deliver(self, event: Event, now: float) -> None:
@@ -39,7 +41,7 @@ class LiveRequest:
             self.ttft = now - self.request.arrival
         self.tokens += event.tokens
         self.sources.update(event.sources)
-        self.events.put_nowait(self._whole(event) if self.crashes else event)
+        self.events.put_nowait(self._whole(event) if self.losses else event)
 
     def fail(self, error: CospecError) -> None:
         """End the stream with an error."""
@@ -50,9 +52,14 @@ class LiveRequest:
         request = self.request
         self.events.put_nowait(Event(request.id, request.parent, request.index, "", (), (), finish=FinishReason.ABORT))
 
-    def survives(self, most: int = MAX_CRASHES) -> bool:
-        """Note a crash; returns whether the request is to be replayed, which happens less than ``most`` times."""
-        self.crashes += 1
+    def survives(self, most: int = MAX_CRASHES, crashed: bool = True) -> bool:
+        """Note a loss; returns whether the request is to be replayed, which happens after less than ``most`` crashes.
+
+        Args:
+            crashed: whether a request may be the cause.
+        """
+        self.losses += 1
+        self.crashes += crashed
         return self.replayable and self.crashes < most
 
     def resumed(self) -> Request:

@@ -84,7 +84,7 @@ class Replica:
             self.met = self.outages.begun(self.clock.now)
         self.request_seconds += self.clock.now - moment
         id = live.request.id  # an engine may still know the request from an earlier attempt
-        id = f"{id}+{live.crashes}" if live.crashes else id
+        id = f"{id}+{live.losses}" if live.losses else id
         self.requests[id], self.live[id] = request, live
         self.engine.add(replace(live.resumed(), id=id))
 

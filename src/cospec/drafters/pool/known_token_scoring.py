@@ -21,15 +21,19 @@ LOOK_AFTER = 32  # steps after which a clear lead is looked at again
 class KnownTokenScoring:
     """Lets the drafters of a pool score known tokens.
 
-    All drafters of a request score its prompt before the first draft. Later only drafters that may become the best
-    score, because each of them then reads the tokens of the steps that it missed.
+    All drafters of a request score its prompt before the first draft, unless earlier prompts show the best drafter.
+    Later only drafters that may become the best score, because each of them then reads the tokens of the steps that it
+    missed.
     """
 
     def __init__(self, members: Sequence[Member], routing: Routing, prior: WeightPrior, clock: Clock) -> None:
         self._members, self._on, self._prior, self._clock = members, routing.scores_known_tokens, prior, clock
 
     def is_due(self, weights: DrafterWeights) -> bool:
-        """Return whether drafters score before the next draft: at first, and at times while none leads clearly."""
+        """Return whether drafters score before the next draft: at first, and at times while none leads clearly.
+
+        A clear lead is looked at again ``LOOK_AFTER`` steps later.
+        """
         if not self._on or weights.steps < weights.score_at:
             return False
         if not (weights.steps or weights.is_foreseen):

@@ -313,7 +313,7 @@ class PoolDrafter(Drafter):
         return most if wanted is None or (most is not None and most < wanted) else wanted
 
     def prepare(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> None:
-        """See ``Drafter``: drafters score the prompts of new requests, and at times later tokens."""
+        """See ``Drafter``: drafters score the prompts of most new requests, and at times later tokens."""
         present = self._present
         due = [
             context

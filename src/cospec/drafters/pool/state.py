@@ -32,7 +32,7 @@ class PoolRequestState:
         candidate_sets: the drafters' candidates, until the step is committed.
         ahead: whole drafts after outcomes of the verification in flight, by drafter.
         sole: the latest answer of ``PoolDrafter.drafts_alone``; None after a commit or a proposal.
-        subject: see ``PromptPrior``.
+        subject: see ``PromptPrior``; None where the request names its drafters.
     """
 
     weights: DrafterWeights
@@ -42,7 +42,7 @@ class PoolRequestState:
     candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
     ahead: Mapping[int, Draft] = field(default_factory=dict)
     sole: SoleAnswer | None = None
-    subject: frozenset[int] = frozenset()
+    subject: frozenset[int] | None = None
 
     def continue_ahead(self, commit: Commit) -> None:
         """Make candidates of what the drafts made ahead have after a commit."""
@@ -101,15 +101,21 @@ class PoolStats:
 
     def start(self, context: DraftContext) -> PoolRequestState:
         """Return the state of a new request."""
-        subject = self.prompts.subject(context.tokens[: context.prompt_len])
-        weights = DrafterWeights(len(self.prior.rates), self.prompts.gains(subject))
+        subject, gains = None, list[float]()
+        if context.drafters is None:
+            subject = self.prompts.subject(context.tokens[: context.prompt_len])
+            gains = self.prompts.gains(subject)
+        weights = DrafterWeights(len(self.prior.rates), gains)
         return PoolRequestState(weights, context.sampling.greedy, subject=subject)
 
     def learn(self, finished: PoolRequestState) -> None:
         """Learn from a request that has ended. Without scores its evidence is one-sided, and no prompt's."""
-        self.prior.learn(finished.weights)
-        if any(finished.weights.looked):
-            self.prompts.learn(finished.subject, finished.weights.evidence(self.prior))
+        weights = finished.weights
+        self.prior.learn(weights)
+        if finished.subject is not None and any(weights.looked):
+            self.prompts.learn(
+                finished.subject, weights.evidence(self.prior), [looked > 0 for looked in weights.looked]
+            )
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
         """Return one calibration; it shares the storage."""

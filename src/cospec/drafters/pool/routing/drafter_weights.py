@@ -1,9 +1,10 @@
 """Performance of each drafter of a pool for one request, and the resulting weights.
 
 Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): the weight is the exponential of a drafter's
-gain. The gain has two parts. The first is the number of right candidates; for steps without the drafter its running
+gain. The gain has three parts. The first is the number of right candidates; for steps without the drafter its running
 acceptance rate counts. The second is the probability of known tokens under the drafter
-(``drafters/known_token_scores.py``), which distinguishes drafters before they have drafted.
+(``drafters/known_token_scores.py``), which distinguishes drafters before they have drafted. The third is what earlier
+requests with like prompts say (``routing/prompt_prior.py``).
 
 The paper multiplies a weight by a factor where the acceptance rate passes a reward or a punish threshold. Such weights
 have no bound, and rates between the thresholds change nothing. Here the rate itself counts, and weights have sum 1.
