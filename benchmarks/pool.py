@@ -2,15 +2,16 @@
 
 Run ``python -m benchmarks.pool``. Every system generates the same outputs for the same prompts: each domain alone, and
 all domains mixed in a batch; greedy, and at temperature 0.8. Before, every system has written outputs for other prompts
-of all domains, as a server has, because pools learn which drafters are best for which prompts. Requests are seeded, so
-all systems use ``match``, except ``mix block``, which is unseeded and uses ``block``. All systems are loaded together
-and run every batch in sequence, in a new order each time, so that a slow minute of the machine affects all.
+of all domains, as a server has, because pools learn which drafters are best for which prompts. No prompt comes twice.
+Requests are seeded, so all systems use ``match``, except ``mix block``, which is unseeded and uses ``block``. All
+systems are loaded together and run every batch in sequence, in a new order each time, so that a slow minute of the
+machine affects all.
 
 Figures, with 95% bootstrap intervals over the prompts:
 - acceptance: mean acceptance length, 1 + accepted / drafts.
 - tokens per call: committed tokens per forward of the target, for one request.
 - verified: target tokens computed per committed token, drafts included.
-- tokens/s: of the whole batch, the median over all batches of all repeats and its interval.
+- tokens/s: of all batches of all repeats, and the interval over batches.
 - specialists: draft acceptance (accepted / drafted) of each on its domain, as ratios to the other drafters.
 - same nodes: acceptance lengths of ``union`` and ``fuse`` as ratios to the best drafter's tree of as many nodes.
 - hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings;
@@ -29,14 +30,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import DOMAINS, prompts, write
+from benchmarks.common import DOMAINS, write
+from benchmarks.pool_prompts import MIXED, interleaved, prompts_used, workloads
 from benchmarks.pool_tables import ONE
 from cospec import LLM, SamplingParams
 from cospec.core.stats import RequestStats
@@ -48,7 +49,8 @@ from cospec.process_utils import freeze_gc
 DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
 COMBINERS = ("union", "vote", "fuse", "mix")
-MIXED, ALL = "mixed", "all"
+ALL = "all"
+TEMPERATURES = 0.0, 0.8
 ROOM = 1 << 28  # bytes of KV cache of each system
 Interval = tuple[float, float, float]
 
@@ -57,9 +59,9 @@ Interval = tuple[float, float, float]
 class Runs:
     """All runs of one system on one workload at one temperature."""
 
-    stats: list[RequestStats] = field(default_factory=list)  # per prompt, of the first repeat
+    stats: list[RequestStats] = field(default_factory=list)  # per prompt
     tokens: list[int] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)  # per batch, of all repeats
+    speeds: list[float] = field(default_factory=list)  # per batch
     own: list[float] = field(default_factory=list)
     parts: list[Mapping[str, float]] = field(default_factory=list)  # milliseconds per token of each batch
 
@@ -88,9 +90,9 @@ class Runs:
             for name in ("accepted", "drafts", "drafted", "target_calls")
         } | {"tokens": np.array(self.tokens, dtype=np.float64)}
         found: dict[str, Any] = {name: interval(columns, ratio) for name, ratio in RATIOS.items()}
-        found["tokens_per_s"] = spread(self.speeds)
+        found["tokens_per_s"] = rate(self.speeds)
         found["own_share"] = statistics.median(self.own) if self.own else None
-        found["ms_per_token"] = {name: statistics.median(part[name] for part in self.parts) for name in PARTS}
+        found["ms_per_token"] = {name: statistics.fmean(part[name] for part in self.parts) for name in PARTS}
         return found
 
 
@@ -116,6 +118,23 @@ def spread(values: Sequence[float], draws: int = 2000) -> Interval:
     picks = np.random.default_rng(0).choice(np.array(values), size=(draws, len(values)))
     low, high = np.quantile(np.median(picks, axis=1), [0.025, 0.975])
     return statistics.median(values), float(low), float(high)
+
+
+def rate(speeds: Sequence[float], over: Sequence[float] | None = None, draws: int = 2000) -> Interval:
+    """Return the speed of batches with equally many tokens together, and its 95% bootstrap interval.
+
+    Args:
+        over: speeds of another system in the same batches; the result is then the ratio of the speeds.
+    """
+    seconds = np.array([[1.0 / speed for speed in speeds], [1.0 / speed for speed in over or speeds]])
+    picks = np.random.default_rng(0).integers(0, len(speeds), (draws, len(speeds)))
+
+    def value(pick: Any) -> float:
+        own, others = seconds[:, pick].sum(axis=1)
+        return float(len(speeds) / own if over is None else others / own)
+
+    low, high = np.quantile([value(pick) for pick in picks], [0.025, 0.975])
+    return value(slice(None)), float(low), float(high)
 
 
 Key = tuple[str, str, float]  # system, workload, temperature
@@ -165,20 +184,19 @@ def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 def chosen_one(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     """Return acceptance and tokens per second of the pool with one drafter per request over the best single drafter.
 
-    The best drafter is that with most tokens per second in hindsight; speeds are compared batch by batch.
+    The best drafter is that with most tokens per second in hindsight.
     """
     ratios = []
     for system, workload, temperature in runs:
         if system == ONE:
             own = runs[system, workload, temperature]
             alone = [name for name in DRAFTERS if (name, workload, temperature) in runs]
-            best = max(alone, key=lambda name: statistics.median(runs[name, workload, temperature].speeds), default="")
+            best = max(alone, key=lambda name: rate(runs[name, workload, temperature].speeds)[0], default="")
             if best:
                 other = runs[best, workload, temperature]
-                pairs = [ours / theirs for ours, theirs in zip(own.speeds, other.speeds, strict=True)]
                 ratios.append(
                     {"workload": workload, "temperature": temperature, "of": best}
-                    | {"acceptance": paired(Runs.acceptance, own, other), "tokens/s": spread(pairs)}
+                    | {"acceptance": paired(Runs.acceptance, own, other), "tokens/s": rate(own.speeds, other.speeds)}
                 )
     return ratios
 
@@ -268,23 +286,8 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     return {name: shape | given for name, given in found.items()}
 
 
-def workloads(count: int) -> dict[str, list[str]]:
-    """Return ``count`` prompts of each domain, and as many others of all domains interleaved.
-
-    No prompt is in two workloads, because pools learn from prompts.
-    """
-    found = {domain: prompts(domain, count) for domain in DOMAINS}
-    return found | {MIXED: interleaved(count, ceil(count / len(DOMAINS)))[:count]}
-
-
-def interleaved(first: int, count: int) -> list[str]:
-    """Return prompts of each domain in turn, ``count`` of each from number ``first`` on."""
-    own = [prompts(domain, first + count)[first:] for domain in DOMAINS]
-    return [text for texts in zip(*own, strict=True) for text in texts]
-
-
-def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
-    """Run one batch; a repeated batch counts for the speed only."""
+def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> None:
+    """Run one batch."""
     drafter = llm.engine.execution_mode.components.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
     scored, before = 0.0 if drafter is None else drafter.scoring_seconds, llm.engine.metrics()
@@ -300,16 +303,15 @@ def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repe
     runs.parts.append({name: 1e3 * part / sum(tokens) for name, part in zip(PARTS, seconds, strict=True)})
     if isinstance(drafter, PoolDrafter):
         runs.own.append((drafter.seconds.own - own) / taken)
-    if repeat == 0:
-        runs.stats += [output.stats for output in written]
-        runs.tokens += tokens
+    runs.stats += [output.stats for output in written]
+    runs.tokens += tokens
 
 
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo")
-    parser.add_argument("--prompts", type=int, default=16, help="of each workload")
+    parser.add_argument("--prompts", type=int, default=8, help="of each workload, repeat and temperature")
     parser.add_argument("--earlier", type=int, default=20, help="prompts of each domain before the measurement")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
@@ -323,10 +325,13 @@ def main() -> None:
     parser.add_argument("--name", default="pool")
     options = parser.parse_args()
     names = [name for name in DRAFTERS if shipped(name)]
-    work = workloads(options.prompts)
+    used = prompts_used(options.prompts)
+    turns = list(product(range(options.repeats), TEMPERATURES))
+    prompts_of = {
+        turn: workloads(options.earlier + number * used, options.prompts) for number, turn in enumerate(turns)
+    }
     runs: dict[Key, Runs] = defaultdict(Runs)
-    wanted = options.workloads or list(work)
-    work = {name: texts for name, texts in work.items() if name in wanted}
+    work = options.workloads or [*DOMAINS, MIXED]
     configs = {
         name: config
         for name, config in systems(names, options.length, options.nodes).items()
@@ -338,22 +343,22 @@ def main() -> None:
         )
         for name, config in configs.items()
     }
-    earlier = interleaved(options.prompts + ceil(options.prompts / len(DOMAINS)), options.earlier)
+    earlier = interleaved(0, options.earlier)
     for llm in llms.values():
         llm.generate(earlier, SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True))
     freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     group = options.group or options.batch
-    batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, group))
-    for repeat, temperature, workload, first in batches:
+    for turn, workload, first in product(turns, work, range(0, options.prompts, group)):
+        temperature = turn[1]
         for name in shuffler.sample(list(llms), len(llms)):
             seed = None if "acceptance_method" in configs[name] else 1
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
-            texts = work[workload][first : first + group]
-            run(llms[name], texts, params, runs[name, workload, temperature], repeat)
-    for name, workload, temperature in product(llms, work, (0.0, 0.8)):
+            texts = prompts_of[turn][workload][first : first + group]
+            run(llms[name], texts, params, runs[name, workload, temperature])
+    for name, workload, temperature in product(llms, work, TEMPERATURES):
         runs[name, ALL, temperature].add(runs[name, workload, temperature])
-    cells = {key: runs[key] for key in product(llms, [*work, ALL], (0.0, 0.8))}
+    cells = {key: runs[key] for key in product(llms, [*work, ALL], TEMPERATURES)}
     rows = [
         {"system": name, "workload": workload, "temperature": temperature, **cell.figures()}
         for (name, workload, temperature), cell in cells.items()
