@@ -1,10 +1,10 @@
 """What earlier requests say about the drafters of a new request: naive Bayes over the tokens of prompts.
 
-CoSine routes requests to the drafters that know their subject (section 4.2), and learns the subject of each request
-anew. Here the subject of earlier requests counts before a drafter has read anything: prompts with the same tokens
-mostly have the same best drafter. Scores of known tokens teach this model, and tell how often the model is right. The
-model says nothing unless it mostly is. A prompt of a new subject has fewer tokens that the model knows than usual, and
-is scored. Some other prompts are scored too, so that the model follows a change.
+CoSine routes requests to the drafters that know their subject (section 4.2), and learns this for each request from its
+own drafts. Here earlier requests count before a drafter has read anything: prompts with the same tokens mostly have the
+same best drafter. Scores of known tokens teach this model, and show how often the model is right. The model gives gains
+only if its choices mostly agree with the scores. A prompt of a new subject has fewer known tokens than usual, and is
+scored. Some other prompts are scored too, so that the model follows a change.
 """
 
 from __future__ import annotations
