@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.waiting import until
 from server.crashes import ask, during, engine_of, figures, health
 from server.fake_server import FakeServed
 
@@ -111,6 +113,37 @@ def test_a_process_that_cannot_start_is_no_crash_of_a_request(tokenizer_folder: 
         assert (answer.error, answer.text) == (None, undisturbed.text)
     finally:
         server.stop()
+
+
+def test_a_process_that_hangs_while_it_starts_is_replaced(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The process waits for a pipe in place of a file, and the next process finds the file."""
+    folder, writers = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer"), list[int]()
+    server, path = FakeServed(folder, engine_timeout=2), folder / "tokenizer.json"
+    try:
+        body = {**LONG, **STREAM, "temperature": 0}
+        undisturbed = ask(server.url, body)
+
+        def strike() -> None:
+            path.rename(tmp_path / "away")
+            os.mkfifo(path)
+            os.kill(engine_of(server.process.pid), signal.SIGKILL)
+            until(lambda: has_reader(path, writers), "a new process reads the pipe")
+            (tmp_path / "away").rename(path)
+
+        (answer,) = during(server.url, [body], strike)
+        assert (answer.error, answer.text) == (None, undisturbed.text)
+        assert figures(server.http)["cospec:engine_restarts_total"] == 2
+    finally:
+        server.stop()
+        for writer in writers:
+            os.close(writer)
+
+
+def has_reader(pipe: Path, writers: list[int]) -> bool:
+    """Whether a process has opened a pipe to read it. The reader waits until ``writers`` are closed."""
+    with contextlib.suppress(OSError):
+        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
 
 
 def test_a_server_whose_engine_dies_again_and_again_ends(start: Start) -> None:

@@ -59,6 +59,7 @@ class AsyncEngineClient:
         self._build, self._supervision, self._log_level = build, supervision, log_level
         self._restart_policy = RestartPolicy(supervision)
         self._monitor = ProgressMonitor(supervision)
+        self._restart_limit: float | None = None  # seconds; known after the first start
         self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -257,12 +258,16 @@ class AsyncEngineClient:
         self, process: EngineProcessHandle, ready: asyncio.Future[EngineInfo]
     ) -> tuple[float | None, str | None]:
         """Dispatch the replies of one process until it has ended; when it was ready, and its reason for the end."""
-        started, reason, watch = None, None, None
+        begun, started, reason = time.monotonic(), None, None
+        watch = asyncio.create_task(self._watch_start(process))
         try:
             async for reply in process.replies():
                 match reply:
                     case Ready(info):
                         started = time.monotonic()
+                        if self._restart_limit is None:
+                            self._restart_limit = self._supervision.restart_limit(started - begun)
+                        watch.cancel()
                         self._monitor = ProgressMonitor(self._supervision)
                         watch = asyncio.create_task(self._watch(process))
                         self._process = process
@@ -274,9 +279,15 @@ class AsyncEngineClient:
                     case _:
                         self._dispatch(reply)
         finally:
-            if watch is not None:
-                watch.cancel()
+            watch.cancel()
         return started, reason
+
+    async def _watch_start(self, process: EngineProcessHandle) -> None:
+        """Kill a process whose start takes much longer than the first start."""
+        if self._restart_limit is not None:
+            await asyncio.sleep(self._restart_limit)
+            log.error("The engine is not ready after %.0f seconds; its process is killed.", self._restart_limit)
+            process.kill()
 
     async def _watch(self, process: EngineProcessHandle) -> None:
         """Look at the progress of a process, and kill a process that makes none for long."""

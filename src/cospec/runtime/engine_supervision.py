@@ -10,6 +10,7 @@ KILL_FACTOR = 3  # a process without progress for so many time-outs is killed
 HEALTHY_SECONDS = 60.0  # of service, after which earlier deaths no longer count
 FIRST_DELAY = 0.5  # seconds before the first restart; each further restart waits twice as long
 MAX_DELAY = 30.0
+START_FACTOR = 5  # a restart that takes so many times as long as the first start is ended
 TICKS = 8  # looks at the progress counter per time-out
 
 
@@ -33,6 +34,13 @@ class Supervision:
     def tick(self) -> float:
         """Seconds between two looks at the progress counter."""
         return min(1.0, self.timeout / TICKS)
+
+    def restart_limit(self, first: float) -> float:
+        """Return the seconds that a restart may take, from the seconds of the first start, which has no limit.
+
+        A first start may load files over a network.
+        """
+        return max(self.timeout * KILL_FACTOR, first * START_FACTOR)
 
 
 DEFAULT = Supervision()

@@ -42,3 +42,8 @@ def test_restarts_back_off_and_end() -> None:
 def test_deaths_in_a_row_end_the_engine_however_long_loading_takes() -> None:
     policy = RestartPolicy(Supervision(max_restarts=3))
     assert [policy.died(served=1.0) is None for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_restart_may_take_longer_than_the_first_start() -> None:
+    supervision = Supervision(timeout=10.0)
+    assert [supervision.restart_limit(first) for first in (0.0, 1.0, 100.0)] == [30.0, 30.0, 500.0]
