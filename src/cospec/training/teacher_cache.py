@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from cospec.training.corpus import save_array
-from cospec.training.trainer import bars
+from cospec.training.trainer import bars, mixed_precision
 
 
 def fingerprint(model: torch.nn.Module) -> str:
@@ -63,7 +63,7 @@ def read(target: LlamaForCausalLM, windows: np.ndarray, folder: Path, rows: int 
         bar = progress.add_task("target reads", total=len(windows), completed=done)
         for start in range(done, len(windows), rows):
             part = torch.from_numpy(windows[start : start + rows, :-1].astype(np.int64)).to(target.device)
-            with torch.autocast(target.device.type, torch.bfloat16):
+            with mixed_precision(target.device):
                 hidden = target.model(input_ids=part).last_hidden_state
             states[start : start + rows] = hidden.half().cpu().numpy()
             states.flush()

@@ -10,10 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.errors import ModelError
+from cospec.training import trainer as training_loop
 from cospec.training.corpus import Corpus
 from cospec.training.family import load_trained, new_model, train_target
 from cospec.training.recipe import TrainingRecipe, TrainingSchedule
-from cospec.training.trainer import Trainer, next_token_loss
+from cospec.training.trainer import Trainer, mixed_precision, next_token_loss
 
 
 def _trainer(recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> Trainer:
@@ -132,3 +133,14 @@ def test_a_checkpoint_of_another_shape_is_refused(recipe: TrainingRecipe, runs: 
         load_trained(wider, "target", tokenizer, runs)
     with pytest.raises(ModelError, match="cospec train drafter"):
         load_trained(recipe, "drafter", tokenizer, runs)
+
+
+@pytest.mark.parametrize(("offered", "bf16"), [(("base", "avx2", "avx512"), False), (("avx512_bf16",), True)])
+def test_a_processor_without_bf16_products_trains_in_float32(
+    offered: tuple[str, ...], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_loop, "available", lambda: True)
+    monkeypatch.setattr(training_loop, "offered", lambda: offered)
+    with mixed_precision(torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert (product.dtype == torch.bfloat16) == bf16
