@@ -90,11 +90,15 @@ def drafters(
         list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.", show_default="all")
     ] = None,
 ) -> None:
-    """Distil one specialist per domain. Resumes after an interruption."""
+    """Distil one specialist per domain. With --from a family's specialists get a new schedule."""
     from cospec.training.distill import train_specialists
+    from cospec.training.family import ADOPTED, continue_training
 
     made = _recipe(recipe, None)
     _adopt(start, out)
+    for name in domain or made.mixture:
+        if start is not None and (out / ADOPTED / name).exists():
+            continue_training(name, out)
     for name, trainer in train_specialists(made, _folder(data), make_folder(out, "out"), domain or ()).items():
         minutes = trainer.seconds / 60
         _say(f"{name}: {trainer.step:,} steps in {minutes:.1f} minutes; the checkpoint is in {trainer.folder}.")

@@ -102,7 +102,9 @@ def train_drafter(
 def train_specialists(
     recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = (), writer: Writer | None = None
 ) -> dict[str, Trainer]:
-    """Distil one drafter per domain from the target in ``out``; each starts from the weights of the generic drafter.
+    """Distil one drafter per domain from the target in ``out``.
+
+    Each starts from the generic drafter, or from the weights of ``continue_training`` and then learns from other text.
 
     Minions, section 4: a small model trained on its target's outputs for one task agrees far more often with the target
     there. Resumes from checkpoints in ``out``.
@@ -122,10 +124,11 @@ def train_specialists(
     schedule, options = recipe.specialists.schedule, recipe.specialists.distillation
     trainers = {}
     for name in names or recipe.mixture:
-        distill_batches = distill_data.make(
-            target, DistillOptions({name: 1.0}, options, schedule.sequence, recipe.seed), name
-        )
-        student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
+        before = origin(name, out)
+        seed = recipe.seed + (before or {}).get("steps", 0)  # the weights have learned from the text of smaller seeds
+        distill_batches = distill_data.make(target, DistillOptions({name: 1.0}, options, schedule.sequence, seed), name)
+        first = "drafter" if before is None else name
+        student = load_trained(recipe, first, tokenizer, out).requires_grad_(True)
         trainers[name] = _trainer(student, target, distill_batches, schedule, out / name)
         trainers[name].run()
     return trainers

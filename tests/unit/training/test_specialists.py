@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -9,7 +11,7 @@ from tokenizers import Tokenizer
 from cospec.errors import InvalidInput, ModelError
 from cospec.training.distill import DistillationLoss, train_drafter, train_specialists
 from cospec.training.export import export
-from cospec.training.family import adopt, load_trained, prepare, train_target
+from cospec.training.family import adopt, continue_training, load_trained, prepare, train_target
 from cospec.training.recipe import TrainingRecipe
 
 
@@ -41,6 +43,29 @@ def test_a_specialist_goes_on_from_the_adopted_drafter(
             own = trainer.loss(trainer.model, numbers)
             assert own < 0.95 * trainer.loss(drafter, numbers)
             assert own < 0.9 * trainer.loss(other, numbers)
+
+
+def test_a_specialist_of_a_family_goes_on_with_other_text(
+    recipe: TrainingRecipe, family: Path, runs: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    assert recipe.specialists is not None
+    first = train_specialists(recipe, runs, runs, ["code"])["code"]
+    out = tmp_path / "later"
+    adopt(export(recipe, runs, tmp_path / "specialised"), out)
+    (out / "tokens").symlink_to(runs / "tokens")
+    continue_training("code", out)
+    still = recipe.specialists.schedule.model_copy(update={"tokens": 256, "matrix_lr": 1e-9, "other_lr": 1e-9})
+    changed = recipe.specialists.model_copy(update={"schedule": still})
+    later = recipe.model_copy(update={"specialists": changed})
+    second = train_specialists(later, runs, out, ["code"])["code"]
+    assert isinstance(first.loss, DistillationLoss) and isinstance(second.loss, DistillationLoss)
+    assert not np.array_equal(first.loss.teacher_cache.tokens, second.loss.teacher_cache.tokens)
+    drafter, numbers = load_trained(recipe, "drafter", tokenizer, out), torch.arange(4)
+    with torch.no_grad():
+        own, before, generic = (second.loss(model, numbers) for model in (second.model, first.model, drafter))
+    assert abs(own - before) < 0.05 * abs(generic - before)
+    card = json.loads((export(later, out, tmp_path / "again") / "card.json").read_text())["members"]["code"]
+    assert (card["steps"], card["before"]["steps"]) == (first.step + 1, first.step)
 
 
 def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: TrainingRecipe, family: Path, runs: Path) -> None:
