@@ -200,8 +200,9 @@ class EngineConfig(Options):
             ``q8_0``, ``q6_k``, ``q5_1``, ``q5_k``, ``q5_0``, ``q4_1``, ``q4_k``, ``q4_0``, ``iq4_nl`` and ``mxfp4``
             are the blocks of GGUF, and ``int4`` means ``q4_0``; ``int8`` has one scale per output. None keeps the
             blocks of a GGUF file.
-        kv_cache_dtype: of keys and values. ``auto`` is float32 on a CPU, and ``dtype`` on a GPU. Fewer bits round each
-            entry once: a different model with another distribution. ``int8`` has one scale per entry and head.
+        kv_cache_dtype: of keys and values. ``auto`` is ``dtype``, or bfloat16 for quantized weights on a CPU. Fewer
+            bits round each entry once: a different model with another distribution. ``int8`` has one scale per entry
+            and head.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit. A long-rope model
             then has its original length; with a larger value all sequences have the long factors.
         max_num_seqs: sequences that run together.

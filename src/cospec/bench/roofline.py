@@ -117,8 +117,9 @@ def cost_of(
     untied = "lm_head.weight" in source.shapes
     unread = [key for key in source.shapes if untied and key.endswith("embed_tokens.weight")]
     read = [shape for key, shape in source.shapes.items() if key not in unread]
-    format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
-    entries = cache_dtype(kv_cache_dtype, torch.bfloat16 if cuda else torch.float32)
+    held = weights_dtype(folder, dtype)
+    format = choose_format(quantization, held, torch.device("cuda" if cuda else "cpu"))
+    entries = cache_dtype(kv_cache_dtype, held, not cuda and (bool(source.quantized) or quantization is not None))
     cache_bytes = float(need_of(model_config(model, folder).get_text_config(), 0, entries).token)
     weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
     return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))

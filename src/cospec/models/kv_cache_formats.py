@@ -9,16 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CACHE_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int8")}
+CACHE_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int8")
+}
 """The values of the option ``kv_cache_dtype`` besides ``auto``."""
 
 SCALE_BYTES = 4  # of the float32 scale after the numbers of an int8 entry
 LEAST = 1e-30  # int8 entries of smaller numbers are 0
 
 
-def cache_dtype(name: str, states: torch.dtype) -> torch.dtype:
-    """Return the dtype of the option ``kv_cache_dtype``; ``auto`` is the dtype of the model's states."""
-    return states if name == "auto" else CACHE_DTYPES[name]
+def cache_dtype(name: str, weights: torch.dtype, quantized: bool) -> torch.dtype:
+    """Return the dtype of the option ``kv_cache_dtype``.
+
+    ``auto`` is the dtype of the weights, or bfloat16 where a CPU multiplies quantized weights.
+    """
+    if name != "auto":
+        return CACHE_DTYPES[name]
+    return torch.bfloat16 if quantized else weights
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -37,7 +37,8 @@ class LoadOptions:
         max_num_seqs: number of running sequences, which bounds an automatic cache size.
         fused: ``auto`` runs supported Llama-family models in the hand-written forward; ``never`` runs transformers.
         instruction_set: of the CPU kernels in the process that loads the model.
-        kv_cache_dtype: of keys and values; ``auto`` is the dtype of the states.
+        kv_cache_dtype: of keys and values; ``auto`` is the dtype of the weights, or bfloat16 if a CPU
+            multiplies quantized weights.
         keep_hidden_states: keep the hidden states of every forward in ``Model.hidden_states``.
         shard: the part of the model to load, see ``load_stage``.
         num_pages: pages of the KV cache; None computes the number from the memory.
@@ -86,6 +87,7 @@ class Recipe:
     adapter: AdapterFolder | None
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     format: WeightFormat
     linear: str
     source: WeightSource
@@ -154,10 +156,6 @@ class Recipe:
     def state_dtype(self) -> torch.dtype:
         return torch.float32 if self.device.type == "cpu" else self.dtype
 
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        return cache_dtype(self.options.kv_cache_dtype, self.state_dtype)
-
 
 def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
     """Return the dtype in memory of the weights in folder ``found``, loaded with ``dtype``.
@@ -185,12 +183,14 @@ def make_recipe(name: str, options: LoadOptions) -> Recipe:
     source = open_source(folder)
     device = choose_device(options.device)
     dtype = source.dtype if options.dtype == "auto" else weights_dtype(found, options.dtype)
+    quantized = device.type == "cpu" and (bool(source.quantized) or options.quantization is not None)
     return Recipe(
         name=name,
         folder=folder,
         adapter=read_adapter(found) if is_adapter(found) else None,
         device=device,
         dtype=dtype,
+        cache_dtype=cache_dtype(options.kv_cache_dtype, dtype, quantized),
         format=choose_format(options.quantization, dtype, device),
         linear=choose_linear(options.linear_backend, device),
         source=source,

@@ -165,6 +165,22 @@ def test_each_model_has_a_kv_cache_of_its_own_dtype(pair: tuple[Path, Path]) -> 
     assert shared.cache_dtypes == ("int8", "int8")
 
 
+@pytest.mark.parametrize(
+    ("weights", "wanted"),
+    [
+        ({}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, "float16"),
+        ({"quantization": "int8"}, "bfloat16"),
+    ],
+    ids=str,
+)
+def test_the_dtype_of_a_cache_follows_the_weights(
+    pair: tuple[Path, Path], weights: dict[str, str], wanted: str
+) -> None:
+    assert memory_plan_of(config_of(pair[0], {"method": "off"}, **weights))[0].cache_dtypes == (wanted,)
+
+
 @pytest.mark.parametrize("own", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
 def test_an_unknown_dtype_of_a_cache_is_refused(pair: tuple[Path, Path], own: dict[str, str]) -> None:
     engine = {} if own else {"kv_cache_dtype": "fp8"}

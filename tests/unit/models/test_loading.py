@@ -32,6 +32,7 @@ from harness.tiny import in_bfloat16
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
 DEFAULT = LoadOptions()
 BY_HF = LoadOptions(fused="never")
+EXACT = LoadOptions(device="cpu", kv_cache_dtype="float32")
 
 
 @pytest.fixture(autouse=True)
@@ -105,13 +106,13 @@ def test_bfloat16_file_keeps_its_weights_and_sums_in_float32(tmp_path: Path, lin
     if linear == "native" and not operators.available():
         pytest.skip(operators.why_not())
     tiny().bfloat16().save_pretrained(tmp_path)
-    model = load_model(str(tmp_path), replace(BY_HF, linear_backend=linear))
+    model = load_model(str(tmp_path), replace(EXACT, fused="never", linear_backend=linear))
     wanted = plain(in_bfloat16(tiny()))
     torch.testing.assert_close(run(model), wanted, atol=1e-4, rtol=0)
 
 
 def test_bfloat16_on_request_rounds_a_float32_file(saved: Path) -> None:
-    model = load_model(str(saved), replace(BY_HF, dtype="bfloat16"))
+    model = load_model(str(saved), replace(EXACT, fused="never", dtype="bfloat16"))
     found, wanted = run(model), plain(in_bfloat16(tiny()))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     assert float((found - plain(tiny())).abs().max()) > 1e-3
@@ -358,7 +359,7 @@ def test_broken_side_files_are_reported_in_a_sentence(saved: Path, text: str) ->
 
 @pytest.mark.parametrize("fused", ["auto", "never"])
 def test_float16_on_request_rounds_the_weights_whoever_runs_them(saved: Path, fused: Any) -> None:
-    found = run(load_model(str(saved), LoadOptions(device="cpu", dtype="float16", fused=fused)))
+    found = run(load_model(str(saved), replace(EXACT, dtype="float16", fused=fused)))
     rounded = tiny()
     for parameter in rounded.parameters():
         parameter.data = parameter.data.half().float()
@@ -373,7 +374,7 @@ def test_native_forward_reads_stored_weights(tmp_path: Path, stored: torch.dtype
     tiny().to(stored).save_pretrained(tmp_path)
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with patch.object(loading, "read_weights", wraps=read_weights) as read:
-        found = run(load_model(str(tmp_path), LoadOptions(device="cpu")))
+        found = run(load_model(str(tmp_path), EXACT))
     assert [call.args[0].dtype for call in read.call_args_list] == [stored]
     expected = plain(in_bfloat16(reference) if stored is torch.bfloat16 else reference)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from harness.quantized_checkpoints import CONFIGS, write_quantized
 FORMATS = {"gptq": "q4_0", "gptq-asymmetric": "q4_1", "awq": "q4_1"}
 PROMPTS = [tuple((7 * i * i + 3) % VOCAB for i in range(start, start + 4)) for start in range(0, 64, 4)]
 native = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+EXACT = LoadOptions(kv_cache_dtype="float32")
 every_kind = pytest.mark.parametrize("kind", CONFIGS)
 
 
@@ -116,7 +117,7 @@ def test_logits_are_those_of_the_blocks_and_of_rounded_inputs(
 ) -> None:
     found = checkpoint(tmp_path, kind)
     assert {open_source(found.folder).kinds.get(name) for name in found.projections} == {FORMATS[kind]}
-    logits = forward(load_model(str(found.folder), LoadOptions(fused=fused, linear_backend=backend)))
+    logits = forward(load_model(str(found.folder), replace(EXACT, fused=fused, linear_backend=backend)))
     assert loss(logits, found.logits(found.blocks(), rounded=True)) < 1e-5
     assert loss(logits, found.logits()) < 0.05
     moved = {name: found.values[name].roll(1, 1) for name in found.projections if "gate_proj" in name}
@@ -151,7 +152,7 @@ def test_projections_of_one_input_may_have_other_orders(tmp_path: Path, own: tup
     slow = memory_plan([(str(found.folder), LoadOptions())]).slow
     split = own[-1] in ("gate_proj", "up_proj")
     assert ("has gate and up projections of different weight formats or orders" in slow) == split
-    logits = forward(load_model(str(found.folder)))
+    logits = forward(load_model(str(found.folder), EXACT))
     assert loss(logits, found.logits(rounded=True)) < 1e-5
     assert loss(logits, checkpoint(tmp_path / "same", "gptq").logits(rounded=True)) > 1e-3  # negative control
 
