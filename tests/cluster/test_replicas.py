@@ -162,8 +162,8 @@ def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> N
 def test_chaos_loses_no_request_and_changes_no_token(cluster: ClusterProcess) -> None:
     """A short run of ``python -m benchmarks.chaos``: nodes join, processes are killed and cut off."""
     until(lambda: len(cluster.engines()) == 2 and cluster.idle())
-    report = disturb(cluster, seconds=11, requests=36, every=2)
-    assert report.requests == 36
+    report = disturb(cluster, seconds=24, requests=200, every=3)
+    assert report.requests == 200
     assert (report.lost, report.wrong, report.errors) == (0, 0, [])
     happened = {kind for kind, count in report.faults.items() if count}
     assert happened >= {"join node", "kill node", "pause node", "partition node"}
