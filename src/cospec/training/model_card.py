@@ -77,7 +77,7 @@ def _continuation(name: str, member: Mapping[str, Any]) -> str:
     """Return a note on a member that continued from exported weights; its last schedule covers a part of its tokens."""
     seen, before = member["tokens"], member["before"]["tokens"]
     return (
-        f"\nThe {name} continued from weights that had seen {before:,} tokens, with new optimizers; the recipe's\n"
+        f"\n`{name}` continued from weights that had seen {before:,} tokens, with new optimizers; the recipe's\n"
         f"schedule covers the {seen - before:,} tokens since.\n"
     )
 
