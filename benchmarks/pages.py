@@ -206,10 +206,9 @@ REPORTS = {
         "table of times splits steps: *scoring* is what all drafters read of prompts and outputs so that one is "
         "chosen. Before the runs of one drafter per request every system has written outputs for 20 other prompts of "
         "each domain, because `hedge` learns which drafters are best for which prompts; no prompt comes twice. Times "
-        "are means, so pauses of the machine count. The first section is of an earlier version, whose drafters scored "
-        "every prompt. One drafter per request accepts more, and needs less of the target. Scores of a few prompts, "
-        "groups of requests whose drafters draft one after the other, and the choice in Python cost a part of this "
-        "gain. *tokens/s at most* is the ratio if the choice cost nothing: the target's time of the pool, with the "
+        "are means, so pauses of the machine count. One drafter per request accepts more, and needs less of the "
+        "target. Scores of a few prompts, groups of requests whose drafters draft one after the other, and the choice "
+        "in Python cost a part of this gain. *tokens/s at most* is the ratio if the choice cost nothing: the target's time of the pool, with the "
         "drafting and the rest of the best drafter.",
         (
             ("Drafters alone and together", "pool"),
