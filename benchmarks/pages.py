@@ -208,8 +208,8 @@ REPORTS = {
         "each domain, because `hedge` learns which drafters are best for which prompts; no prompt comes twice. Times "
         "are means, so pauses of the machine count. One drafter per request accepts more, and needs less of the "
         "target. Scores of a few prompts, groups of requests whose drafters draft one after the other, and the choice "
-        "in Python cost a part of this gain. *tokens/s at most* is the ratio if the choice cost nothing: the target's time of the pool, with the "
-        "drafting and the rest of the best drafter.",
+        "in Python cost a part of this gain. *tokens/s at most* is the ratio if the choice cost nothing: the target's "
+        "time of the pool, with the drafting and the rest of the best drafter.",
         (
             ("Drafters alone and together", "pool"),
             ("One drafter per request, one request at a time: where the time goes", "pool_one_alone"),
