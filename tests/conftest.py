@@ -62,18 +62,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker of ``--dist loadgroup``, and all tests of Ray on one.
-
-    Two starts of Ray at once take longer than the tests wait.
-    """
-    if config.getoption("dist", "no") == "loadgroup":
-        for item in items:
-            group = "ray" if item.get_closest_marker("ray") else item.path.name
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def short_measurement() -> Iterator[None]:
     """Engines of this process measure themselves for less than three seconds at their start."""
