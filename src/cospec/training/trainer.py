@@ -46,7 +46,7 @@ def rate(step_tokens: int, schedule: TrainingSchedule) -> float:
 def mixed_precision(device: torch.device) -> torch.autocast:
     """Return a context with products in bf16, or in float32 on a CPU without bf16 instructions.
 
-    Such a CPU emulates bf16: a product takes about 100 times as long as in float32.
+    Such a CPU emulates bf16, and a product takes much longer than in float32.
     """
     fast = device.type != "cpu" or (available() and not BF16_INSTRUCTION_SETS.isdisjoint(offered()))
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
