@@ -21,13 +21,9 @@ from cospec.bench.step_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.files.array_file import huge_pages
-from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_loading import model_config
-from cospec.models.kv_cache_formats import cache_dtype
-from cospec.models.loading import weights_dtype
+from cospec.models.load_options import LoadOptions, make_recipe
 from cospec.models.memory import need_of
-from cospec.models.model_folder import resolve
-from cospec.models.weights.format import choose_format
 from cospec.native import library
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -112,16 +108,15 @@ def cost_of(
     model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False, kv_cache_dtype: str = "auto"
 ) -> StepCost:
     """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
-    folder = resolve(model)
-    source = open_source(folder)
+    device = "cuda" if cuda else "cpu"
+    options = LoadOptions(device=device, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    recipe = make_recipe(model, options)
+    source = recipe.source
     untied = "lm_head.weight" in source.shapes
     unread = [key for key in source.shapes if untied and key.endswith("embed_tokens.weight")]
     read = [shape for key, shape in source.shapes.items() if key not in unread]
-    held = weights_dtype(folder, dtype)
-    format = choose_format(quantization, held, torch.device("cuda" if cuda else "cpu"))
-    entries = cache_dtype(kv_cache_dtype, held, not cuda and (bool(source.quantized) or quantization is not None))
-    cache_bytes = float(need_of(model_config(model, folder).get_text_config(), 0, entries).token)
-    weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
+    cache_bytes = float(need_of(model_config(model, recipe.folder).get_text_config(), 0, recipe.cache_dtype).token)
+    weight_bytes = source.num_bytes(recipe.format, recipe.convert, unread)
     return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))
 
 
