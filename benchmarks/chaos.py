@@ -115,9 +115,9 @@ class Report:
     left: list[str] = field(default_factory=list)
 
 
-def expect(asks: Sequence[Ask]) -> dict[Ask, tuple[list[int], str]]:
-    """Tokens and text of each request from one engine without faults."""
-    with LLM(**ENGINE) as llm:
+def expect(asks: Sequence[Ask], **options: Any) -> dict[Ask, tuple[list[int], str]]:
+    """Tokens and text of each request from one engine without faults, with further ``options`` of ``LLM``."""
+    with LLM(**ENGINE, **options) as llm:
         several = list(dict.fromkeys(asks))
         outputs = llm.generate([each.prompt for each in several], [SamplingParams(**each.sampling) for each in several])
         return {

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from benchmarks.chaos import ENGINE, ON_NODES, PROMPTS, Ask, expect
@@ -28,15 +27,18 @@ LOOK_SECONDS = pytest.importorskip("cospec.cluster.application").LOOK_SECONDS  #
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 NAME = f"test-machines-{os.getpid()}"
+DELAY = 0.02  # seconds of a message between engine and drafter node
 CONFIG: dict[str, Any] = {
     "name": NAME,
     "server": {"port": 0},
+    "health": {"grace": 2},
     "machine": {"num_cpus": 1, "labels": {"tier": "dear"}},  # room for one replica
     "drafters": [
         {
             "name": "draft_model",
             "placement": {"num_cpus": 0},
             "scale": {"max": 2, "busy": 0.02, "upscale_delay": 0.5, "downscale_delay": 2},
+            "link": {"delay": DELAY},  # requests last, and leave the processors to what starts
         }
     ],
     "target": {
@@ -45,6 +47,7 @@ CONFIG: dict[str, Any] = {
         "placement": {"num_cpus": 1, "tier_prices": {"dear": 2.0, "cheap": 0.5}},
     },
 }
+JOINED = "Ray runtime started"  # what ``ray start`` prints when the machine has joined
 QUICK_LOSS = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "200"}
 
 
@@ -61,7 +64,7 @@ def machine(cluster: ClusterProcess, tier: str) -> Iterator[psutil.Process]:
 
     Machines start one after another: two that start at once on one machine can choose the same socket file.
     """
-    running, before = state_file.read(cluster.name), alive(cluster)
+    running = state_file.read(cluster.name)
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": running.token_path}
     command = [
         str(Path(sys.executable).parent / "ray"),
@@ -78,7 +81,7 @@ def machine(cluster: ClusterProcess, tier: str) -> Iterator[psutil.Process]:
     with log.open("w") as output:
         started = subprocess.Popen(command, env={**os.environ, **token}, stdout=output, stderr=output)
     try:
-        until(lambda: started.poll() is not None or alive(cluster) > before, f"machine {tier}")
+        until(lambda: started.poll() is not None or JOINED in log.read_text(errors="replace"), f"machine {tier}")
         assert started.poll() is None, log.read_text(errors="replace")
         yield psutil.Process(started.pid)
     finally:
@@ -200,6 +203,7 @@ def test_replicas_and_nodes_come_to_the_cheapest_machine_and_leave_with_the_load
             until(lambda: replicas(cheap.pid), "a replica on the cheap machine")
             until(lambda: sum(len(nodes(pid)) for pid in pids) == 2, "a second drafter node")
             until(lambda: priced(cluster) == 2.5, "the price of both machines")
+            until(lambda: figure(cluster, "drafter_node_latency_seconds") >= 2 * DELAY, "answers over the links")
             clients.end(asks[1:])
             until(lambda: sum(len(replicas(pid)) for pid in pids) == 1, "the end of a replica")
             until(lambda: sum(len(engines(pid)) for pid in pids) == 1, "the end of its engine")
@@ -237,6 +241,4 @@ def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(clust
 
 def priced(cluster: ClusterProcess) -> float:
     """The target's price per hour in the metrics."""
-    lines = httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines()
-    (price,) = [line.split()[-1] for line in lines if line.startswith('cospec:cost_per_hour{component="target"')]
-    return float(price)
+    return figure(cluster, "cost_per_hour", 'component="target"')

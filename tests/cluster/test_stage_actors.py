@@ -18,7 +18,7 @@ import pytest
 from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
 from benchmarks.cluster_process import REPLICA, ClusterProcess, descendants
 
-from cospec.cluster.ray_cluster import ENVIRONMENT
+from cospec.cluster.ray_cluster import ENVIRONMENT, NO_METRICS
 from harness.completions import complete, figure
 from harness.waiting import until
 
@@ -92,16 +92,22 @@ class Machines:
 
         return lose
 
+    def stages(self) -> list[int]:
+        """The number of stage processes on each machine."""
+        running = set(below(STAGE))
+        return [len(running & descendants(raylet_of(each)).keys()) for each in self._holding]
+
     def close(self) -> None:
         """End all machines."""
         self._raylets.shutdown()
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    """A head, and two machines with stages, which run at the usual priority, as in a cluster of our own."""
+@contextlib.contextmanager
+def two_machines() -> Iterator[Machines]:
+    """A head, and two machines with stages, with Ray's settings of a cluster of our own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", ENVIRONMENT["RAY_worker_niceness"])
+        for name, value in (ENVIRONMENT | NO_METRICS).items():
+            patch.setenv(name, value)
         found = Machines()
         try:
             found.add()
@@ -109,6 +115,12 @@ def machines() -> Iterator[Machines]:
             yield found
         finally:
             found.close()
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with two_machines() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +159,21 @@ def disturbed(cluster: ClusterProcess, ask: Ask, disturb: Callable[[], None]) ->
                 disturb()
                 done = True
     return tokens
+
+
+def test_ranks_of_a_stage_share_a_machine(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """Pipeline stages of two tensor ranks write what local processes of this layout write."""
+    if not pytestconfig.getoption("--grid"):
+        pytest.skip("--grid runs this layout")
+    layout = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    expected = expect(ASKS, **layout)
+    target = {**CONFIG["target"], "engine": {**CONFIG["target"]["engine"], **layout}}
+    config = {**CONFIG, "name": f"{CONFIG['name']}-ranks", "target": target}
+    with two_machines() as raylets, ClusterProcess(config, tmp_path, address=raylets.address) as cluster:
+        assert sorted(raylets.stages()) == [2, 2]
+        assert {ask: complete(cluster, ask) for ask in ASKS} == expected
+        assert {ask: complete(cluster, ask) for ask in ASKS} == expected, "prefixes are in the caches"
+    until(lambda: not below(ACTOR) and not below(STAGE))
 
 
 def test_a_second_cluster_does_not_take_the_ray_serve_of_the_first(

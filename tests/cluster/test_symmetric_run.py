@@ -25,6 +25,7 @@ from harness.waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+FIRST = ["sh", "-c", '"$@"; exit $?', "sh"]  # a first process that collects ended ones, for which ``ray stop`` waits
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(120),
@@ -62,7 +63,7 @@ def test_the_dashboard_of_the_command_needs_the_token(tmp_path: Path) -> None:
         ray = ["ray", "symmetric-run", "--address", f"127.0.0.1:{head}", "--min-nodes", "1", "--num-cpus", "2"]
         up = ["cospec", "cluster", "up", str(tmp_path / "cluster.yaml"), "--address", "auto"]
         with log.open("w") as file:
-            command = [*NAMESPACE, *ray, "--dashboard-port", str(dashboard), "--", *up]
+            command = [*NAMESPACE, *FIRST, *ray, "--dashboard-port", str(dashboard), "--", *up]
             process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
         try:
             until(lambda: READY.search(log.read_text()) or process.poll() is not None, "the cluster")

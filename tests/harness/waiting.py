@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+LEAST_PAUSE, MOST_PAUSE = 0.01, 0.2  # seconds between two looks
+LOOK_SHARE = 4  # a pause is this many times as long as the look, so that looking leaves the processors to others
+
 
 def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60.0) -> None:
     """Wait until ``condition`` holds."""
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} was never true"
-        time.sleep(0.01)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < end, f"{what} was never true"
+        time.sleep(min(max(LEAST_PAUSE, LOOK_SHARE * (now - began)), MOST_PAUSE))

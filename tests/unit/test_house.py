@@ -65,6 +65,13 @@ def test_docstring_and_no_notes(path: Path) -> None:
     assert text.startswith('"""') or not text, "a file begins with a docstring"
 
 
+def test_tests_of_clusters_are_where_make_runs_them() -> None:
+    marked = {
+        path for path in (ROOT / "tests").rglob("*.py") if re.search(r"pytest\.mark\.(ray|cluster)\b", path.read_text())
+    }
+    assert {path.relative_to(ROOT).parts[1] for path in marked} == {"cluster", "contract"}
+
+
 def test_command_and_package_have_one_version() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert cospec.__version__ == declared

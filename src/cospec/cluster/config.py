@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cospec.config import EngineConfig, read_file
+from cospec.config import EngineConfig, LinkConfig, read_file
 from cospec.errors import InvalidInput, words
 from cospec.plugin_options import Options, parse
 from cospec.server.settings import ServerSettings
@@ -158,6 +158,7 @@ class DrafterOptions(Options):
         scale: the number follows the load, in place of ``nodes``.
         drafter: options of the drafter, as in ``cospec node join --drafter``.
         cost_per_hour: the price of one node, in the currency of the target.
+        link: delays that are added to the links of these nodes, for tests and measurements.
     """
 
     name: str = Field(min_length=1, max_length=64)
@@ -166,6 +167,7 @@ class DrafterOptions(Options):
     drafter: Mapping[str, Any] = Field(default_factory=dict)
     placement: Placement = Placement()
     cost_per_hour: float = Field(default=0, ge=0, strict=False)
+    link: LinkConfig = LinkConfig()
 
 
 class Machine(Options):

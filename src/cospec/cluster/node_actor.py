@@ -75,7 +75,8 @@ class NodeActor:
         context = serve.get_replica_context()
         name = f"{drafter.name}-{context.replica_id.unique_id}"
         labels = ray.get_runtime_context().get_node_labels()
-        self._options = NodeOptions("", name, keys, drafter.placement.price(labels, drafter.cost_per_hour))
+        price = drafter.placement.price(labels, drafter.cost_per_hour)
+        self._options = NodeOptions("", name, keys, price, link=drafter.link)
         self._offers = await asyncio.to_thread(build_offers, config, [{"name": drafter.name, **drafter.drafter}])
         while not (address := await self._choose()):
             await asyncio.sleep(LOOK_SECONDS)
