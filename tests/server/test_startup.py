@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import signal
@@ -78,6 +79,22 @@ def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
     assert "100%" in text and "loading weights " in text and "packing weights " in text
     assert f"kernels: native, {library.isa()}" in text
     assert "speculation: off" in text
+
+
+def test_a_program_gets_a_bar_on_a_terminal_alone(folder: Path) -> None:
+    program = "from cospec import LLM; import sys; LLM(sys.argv[1], weight_cache_bytes=0, measure_at_start=False)"
+    command = [sys.executable, "-c", program, str(folder)]
+    assert not subprocess.run(command, stderr=subprocess.PIPE, check=True).stderr
+    reader, writer = pty.openpty()
+    process = subprocess.Popen(command, stderr=writer)
+    os.close(writer)
+    said = b""
+    with contextlib.suppress(OSError):  # Linux' answer at the end of a terminal
+        while part := os.read(reader, 4096):
+            said += part
+    os.close(reader)
+    assert process.wait(60) == 0
+    assert b"100%" in said and b" weights " in said
 
 
 @pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")

@@ -17,7 +17,7 @@ _LOADING = threading.RLock()  # transformers' settings, and how it ties weights,
 
 @contextmanager
 def hf_logging_off() -> Iterator[None]:
-    """Turn off transformers' bars and all warnings in the block; log the progress of weights if the log shows INFO.
+    """Turn off transformers' bars and all warnings in the block; show the progress of weights, see ``_wanted``.
 
     One thread at a time runs such a block, because models that load together lose tied weights.
     """
@@ -30,7 +30,7 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    hooks = _log.isEnabledFor(INFO) and "set_tqdm_hook" in vars(logging)  # early versions 5 have no hook
+    hooks = _wanted() and "set_tqdm_hook" in vars(logging)  # early versions 5 have no hook
     previous = logging.set_tqdm_hook(_follow) if hooks else None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -82,8 +82,13 @@ def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def packing_progress(layers: Sequence[Item]) -> Iterator[Item]:
-    """Yield the layers, and report the progress if the log shows INFO."""
-    return _shown(layers, "packing weights", "layers") if _log.isEnabledFor(INFO) else iter(layers)
+    """Yield the layers, and show the progress, see ``_wanted``."""
+    return _shown(layers, "packing weights", "layers") if _wanted() else iter(layers)
+
+
+def _wanted() -> bool:
+    """Whether progress is shown: as a bar in a terminal, else as lines if the log shows INFO."""
+    return sys.stderr.isatty() or _log.isEnabledFor(INFO)
 
 
 def _shown(items: Any, what: str, unit: str) -> Iterator[Any]:
