@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -29,7 +30,7 @@ ACTOR, STAGE = "ray::StageHostActor", "cospec.distributed.stage_worker"
 QUICK_LOSS = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200}  # Ray looks at machines more often
 CHECK_SECONDS = 2.0
 HEAD = {"machine": "head"}  # labels of the machine that holds replica and API server, and no stage
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": f"test-stages-{os.getpid()}",
     "server": {"port": 0, "max_engine_restarts": 0},
     "health": {"period": 1, "timeout": CHECK_SECONDS, "grace": 1},
@@ -167,8 +168,9 @@ def test_ranks_of_a_stage_share_a_machine(pytestconfig: pytest.Config, tmp_path:
         pytest.skip("--grid runs this layout")
     layout = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
     expected = expect(ASKS, **layout)
-    target = {**CONFIG["target"], "engine": {**CONFIG["target"]["engine"], **layout}}
-    config = {**CONFIG, "name": f"{CONFIG['name']}-ranks", "target": target}
+    config = copy.deepcopy(CONFIG)
+    config["name"] += "-ranks"
+    config["target"]["engine"] |= layout
     with two_machines() as raylets, ClusterProcess(config, tmp_path, address=raylets.address) as cluster:
         assert sorted(raylets.stages()) == [2, 2]
         assert {ask: complete(cluster, ask) for ask in ASKS} == expected
