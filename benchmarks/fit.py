@@ -46,6 +46,12 @@ def weights(shape: Shape) -> Iterator[tuple[int, int]]:
     yield vocabulary, hidden
 
 
+def resident(shape: Shape) -> list[tuple[int, int]]:
+    """Return the shapes of the weights in memory: also the input embedding, unless the output layer is the same."""
+    hidden, *_, vocabulary, tied = shape
+    return [*weights(shape), *([] if tied else [(vocabulary, hidden)])]
+
+
 def measured(model: str) -> float:
     """Return tokens per second of one sequence of a few tokens: the median over forwards of one token."""
     loaded = load_model(model, LoadOptions(num_pages=8))
@@ -68,12 +74,14 @@ def main() -> None:
         for model in options.check
     ]
     speed, rows = bandwidth(), []
-    table = Table("model", "format", "weights, GB", "tokens/s at most", box=None)
+    table = Table("model", "format", "memory, GB", "read for a token, GB", "tokens/s at most", box=None)
     for model, shape in MODELS.items():
         for name in (name for name in FORMATS if name in WEIGHT_FORMATS):
-            size = bytes_of(WEIGHT_FORMATS.load(name)(), list(weights(shape))) / 1e9
-            rows.append({"model": model, "format": name, "weights_gb": size, "tokens_per_s": speed / size})
-            table.add_row(model, name, f"{size:.2f}", f"{speed / size:.1f}")
+            format = WEIGHT_FORMATS.load(name)()
+            held, size = (bytes_of(format, list(found)) / 1e9 for found in (resident(shape), weights(shape)))
+            row = {"memory_gb": held, "weights_gb": size, "tokens_per_s": speed / size}
+            rows.append({"model": model, "format": name, **row})
+            table.add_row(model, name, f"{held:.2f}", f"{size:.2f}", f"{speed / size:.1f}")
     Console().print(table)
     for check in checks:
         check["share"] = check["tokens_per_s"] * check["gb"] / speed

@@ -23,10 +23,11 @@ def gguf(found: Found) -> Iterator[str]:
 def gguf_server(found: Found) -> Iterator[str]:
     """Tokens per second of both servers, and ratios with and without drafts."""
     systems = list(found["rows"][0]["tokens_per_second"])
-    yield from heading("draft model", "requests", *systems, "ratio, off", "ratio, draft", "accepted", "same text")
+    ratios_of = ("ratio, off", "ratio, draft", "cospec, draft over off")
+    yield from heading("draft model", "requests", *systems, *ratios_of, "accepted", "same text")
     for row in found["rows"]:
         speeds = [f"{row['tokens_per_second'][name]:.0f}" for name in systems]
-        ratios = [interval(row[key]) for key in ("without_drafts", "with_drafts")]
+        ratios = [interval(row[key]) for key in ("without_drafts", "with_drafts", "cospec_gain")]
         accepted = ", ".join(f"{share:.0%}" for share in row["accepted_of_drafted"].values() if share is not None)
         yield line(row["draft"], str(row["requests"]), *speeds, *ratios, accepted, f"{row['same_text']:.0%}")
 
