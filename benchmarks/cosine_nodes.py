@@ -4,16 +4,16 @@ Run ``python -m benchmarks.cosine_nodes``, which takes about six minutes; ``--re
 a low load. Figures are medians of ``--repeats``, each with new processes. The target and the nodes compute, and then
 sleep until the injected time of a machine of their own has passed. So two cores stand for several machines. A forward
 of the target takes ``--target-ms`` and ``--row-ms`` for each token of the batch; a node takes ``--token-ms`` for each
-draft step. ``--link-delay`` and ``--link-jitter`` add milliseconds to each message between the verifier and the nodes,
-in each direction. With eight nodes, each drafter has two nodes, which share the requests. ``--link-delay 0 5 20 --only
-"CoSine, 4 nodes" "without pipelining" "after outcomes" "one drafter" PipeInfer --repeats 1 --name cosine_nodes_links``
-takes about four minutes. ``--only goodput "goodput without adaptive participation" --warm-tokens 64 --name
+draft step. Processors that compute longer than this need longer times: ``--target-ms 100 --row-ms 0.5 --token-ms 16``.
+``--link-delay`` and ``--link-jitter`` add milliseconds to each message between the verifier and the nodes, in each
+direction. With eight nodes, each drafter has two nodes, which share the requests. ``--link-delay 0 5 20 --only "CoSine,
+4 nodes" "without pipelining" "after outcomes" "one drafter" PipeInfer --repeats 1 --name cosine_nodes_links`` takes
+about four minutes. ``--only goodput "goodput without adaptive participation" --warm-tokens 64 --name
 cosine_nodes_adaptive`` leaves out the choice of the number of drafters; ``--only auto --warm-tokens 400`` lets the
 engine choose the mode. ``--stages 2`` has a target of two pipeline stages in processes of their own, with two steps in
 flight. A request that runs alone then has several windows in flight, and stages skip refuted windows: PipeInfer's early
 exit, for which ``--batch 1`` writes one request after the other. *Every window* submits also windows ahead that are
-likely to be refuted.
-All variants write the same requests, and the outputs must be equal.
+likely to be refuted. All variants write the same requests, and the outputs must be equal.
 """
 
 from __future__ import annotations

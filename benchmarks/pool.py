@@ -46,7 +46,7 @@ from cospec.errors import ModelError
 from cospec.models.model_folder import resolve
 from cospec.process_utils import freeze_gc
 
-DRAFTERS = ("generic", "code", "math", "prose")
+DRAFTERS, COPY = ("generic", "code", "math", "prose"), "copy"
 ZOO_NAMES = {"generic": "drafter"}
 COMBINERS = ("union", "vote", "fuse", "mix")
 ALL = "all"
@@ -182,22 +182,21 @@ def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 
 
 def chosen_one(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
-    """Return acceptance and tokens per second of the pool with one drafter per request over the best single drafter.
+    """Return acceptance and tokens per second of the pool with one drafter per request over those of single drafters.
 
-    The best drafter is that with most tokens per second in hindsight.
+    These are the member with most tokens per second in hindsight, and prompt lookup, which is no member.
     """
     ratios = []
-    for system, workload, temperature in runs:
-        if system == ONE:
-            own = runs[system, workload, temperature]
-            alone = [name for name in DRAFTERS if (name, workload, temperature) in runs]
-            best = max(alone, key=lambda name: rate(runs[name, workload, temperature].speeds)[0], default="")
-            if best:
-                other = runs[best, workload, temperature]
-                ratios.append(
-                    {"workload": workload, "temperature": temperature, "of": best}
-                    | {"acceptance": paired(Runs.acceptance, own, other), "tokens/s": rate(own.speeds, other.speeds)}
-                )
+    for (system, workload, temperature), others in product(runs, (DRAFTERS, (COPY,))):
+        place = workload, temperature
+        if system == ONE and (alone := [name for name in others if (name, *place) in runs]):
+            best = max(alone, key=lambda name: rate(runs[name, *place].speeds)[0])
+            own, other = runs[system, *place], runs[best, *place]
+            speed = rate(own.speeds, other.speeds)
+            ratios.append(
+                {"workload": workload, "temperature": temperature, "of": best}
+                | {"acceptance": paired(Runs.acceptance, own, other), "tokens/s": speed}
+            )
     return ratios
 
 
@@ -241,7 +240,7 @@ def paired(measure: Callable[..., float], ours: Runs, theirs: Runs, draws: int =
 
 def member(name: str) -> dict[str, Any]:
     """Return the options of a zoo drafter or of prompt lookup."""
-    if name == "copy":
+    if name == COPY:
         return {"name": name, "method": "ngram"}
     return {"name": name, "method": "draft_model", "model": f"zoo:{ZOO_NAMES.get(name, name)}"}
 
@@ -265,17 +264,17 @@ def pool(combiner: str, routing: str, names: Sequence[str], at_most: int | None 
 def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str, Any]]:
     """Return the compared ``speculative_config`` by name."""
     found: dict[str, dict[str, Any]] = {}
-    for name in (*names, "copy"):
+    for name in (*names, COPY):
         given = member(name)
         found[name] = {key: value for key, value in given.items() if key != "name"} | {"max_nodes": length}
     for name in names:
         found[f"{name} tree"] = found[name] | {"max_nodes": nodes}
     for combiner in COMBINERS:
-        found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
-    found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"acceptance_method": "block"}
+        found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, COPY))
+    found["mix block"] = pool("mix", "hedge", (*names, COPY)) | {"acceptance_method": "block"}
     for combiner in COMBINERS:
         for routing in ("all", "explore"):
-            found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
+            found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, COPY))
     found[ONE] = pool("vote", "hedge", names, at_most=1)
     for count in (count for count in (1, 2, 4) if count <= len(names)):
         some = names[:count]

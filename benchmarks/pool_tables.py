@@ -49,10 +49,10 @@ def pool_one(found: Found) -> Iterator[str]:
             "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]),
         ]
         yield line(row["system"], row["workload"], *figures, *times)
-    yield "\nOne drafter per request over the best drafter alone; the aim of the speed is 1.05:\n"
+    yield "\nOne drafter per request over single drafters; the aim of the speed over the best member is 1.05:\n"
     times_of = {(row["system"], row["workload"], row["temperature"]): row["ms_per_token"] for row in found["rows"]}
     keys = ("acceptance", "tokens/s")
-    yield from heading("prompts", "T", "best drafter", *keys, "tokens/s at most")
+    yield from heading("prompts", "T", "single drafter", *keys, "tokens/s at most")
     for row in found["one"]:
         ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in keys]
         place = row["workload"], row["temperature"]

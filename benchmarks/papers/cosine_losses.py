@@ -9,9 +9,9 @@ from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, BASELINES, IN_TURN, S
 from benchmarks.papers.sources import Found, Results, Source
 from benchmarks.papers.step_parts import StepParts
 
-PIPEINFER, ONE = "PipeInfer", "one drafter"
+PIPEINFER, ONE, PLAIN = "PipeInfer", "one drafter", "no drafts"
 WINDOWS = ("PipeInfer, windows of 2", "PipeInfer, every window")
-IN_STAGES = (WHOLE, SPECINFER, IN_TURN, AFTER_OUTCOMES, ONE, PIPEINFER, *WINDOWS, "no drafts")
+IN_STAGES = (WHOLE, SPECINFER, IN_TURN, AFTER_OUTCOMES, ONE, PIPEINFER, *WINDOWS, PLAIN)
 GAIN = {SPECINFER: (1.31, 1.62), PIPEINFER: (1.24, 1.46)}  # the paper's, at batch 1 and at batch 16
 
 
@@ -33,6 +33,8 @@ COMPARED = {
     (AFTER_OUTCOMES, SPECINFER): "CoSine after outcomes over SpecInfer",
     (WHOLE, PIPEINFER): "CoSine over PipeInfer",
     (PIPEINFER, ONE): "PipeInfer over one drafter in turn",
+    (WHOLE, PLAIN): "CoSine over no drafts",
+    (AFTER_OUTCOMES, PLAIN): "CoSine after outcomes over no drafts",
 }
 COMPARED_IN_STAGES = ((WHOLE, SPECINFER), (AFTER_OUTCOMES, SPECINFER), (PIPEINFER, ONE))
 
@@ -120,9 +122,9 @@ def by_parts(found: Found, variant: str, other: str) -> str:
 
 
 def idle(found: Found, figure: str, variant: str, other: str) -> str:
-    """The idle shares of two systems."""
-    own, base = (found["variants"][name][figure] for name in (variant, other))
-    return f"{own:.0%} against {base:.0%}"
+    """The idle shares of two systems; a system without drafts has no nodes."""
+    shares = [found["variants"][name][figure] for name in (variant, other)]
+    return " against ".join("none" if share is None else f"{share:.0%}" for share in shares)
 
 
 def missing(found: Found, other: str) -> str:

@@ -171,11 +171,12 @@ def section(results: Results) -> Section:
         "Figures 6(a) and 6(c), ablation and second figure 6: drafters on nodes, emulated",
         tuple(rows),
         paragraph(
-            "Nodes are processes of the zoo's drafters. Target and nodes compute and then sleep to injected times. A "
-            "forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms. Chains and trees, "
-            "SpecInfer's too, have at most four tokens in all. In the rows of adaptive participation goodput chooses "
-            "the length. In other sections trees have eight or ten. Decoding is greedy. CoSine is `fuse` with routing "
-            "`hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
+            "Nodes are processes of the zoo's drafters. Target and nodes compute and then sleep to injected times: "
+            f"{results.sentence(SOURCES[24], injected)}. In the rows of adaptive participation "
+            f"{results.sentence(ADAPTIVE[24], injected)}.",
+            "Chains and trees, SpecInfer's too, have at most four tokens in all. In the rows of adaptive participation "
+            "goodput chooses the length. In other sections trees have eight or ten. Decoding is greedy. CoSine is "
+            "`fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
             f"{LEFT_OUT}. Only the rows of adaptive participation have goodput, in runs of their own.",
             "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
             "The paper's gains over SpecInfer and PipeInfer grow from batch 1 to batch 16 (6.2), so the upper ends are "
@@ -185,9 +186,10 @@ def section(results: Results) -> Section:
             "stands for no routing, one drafter per request for no fusion. So the second takes away the join of whole "
             "drafts, and not the paper's fusion. All changes are against CoSine with as many nodes. With eight nodes "
             "each drafter has two nodes, which share its requests, so the tokens are those of four. A draft step "
-            "takes 8 ms for any number of requests. So eight nodes cannot be faster than four here. All variants "
-            "wrote the same texts. Throughput counts one batch until its last request ends; latency is the mean over "
-            "requests. The paper's first part is the whole cooperative generation, which is more than routing.",
+            "takes the same time for any number of requests. So eight nodes cannot be faster than four here. All "
+            "variants wrote the same texts. Throughput counts one batch until its last request ends; latency is the "
+            "mean over requests. The paper's first part is the whole cooperative generation, which is more than "
+            "routing.",
             "*After outcomes* is the mode `draft-for-outcomes` in place of the pipeline, which no paper here has: "
             "drafters branch after each token of the draft that the target verifies, and guess the next token of the "
             "target.",
@@ -197,6 +199,14 @@ def section(results: Results) -> Section:
             results.sentence(SOURCES[24], repeated),
             loss(results),
         ),
+    )
+
+
+def injected(found: Found) -> str:
+    """The times of a run, as a clause."""
+    return (
+        f"a forward of the target takes {found['target_ms']:g} ms and {found['row_ms']:g} ms a token, a draft step of "
+        f"a node {found['token_ms']:g} ms"
     )
 
 

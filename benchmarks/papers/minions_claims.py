@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from benchmarks.papers.common import Row
 from benchmarks.papers.cosine_nodes import SOURCES as NODES
-from benchmarks.papers.cosine_nodes import WHOLE, Nodes
+from benchmarks.papers.cosine_nodes import WHOLE, Nodes, injected
 from benchmarks.papers.minions_systems import DEFAULT, LENGTHS, VOTE
 from benchmarks.papers.pools import POOL, SIZES, Pool
 from benchmarks.papers.scenarios import Runs
 from benchmarks.papers.smartspec_figures import PROFILE
-from benchmarks.papers.sources import Found, Results
+from benchmarks.papers.sources import Found, Results, Source
 
 MAGNITUDE = "an order of magnitude"
 PAIRS = {"OPT-13B, OPT-125M": (13e9, 125e6), "Llama2-70B, Llama-160M": (70e9, 160e6)}  # parameters by the names
 TURNS = f"{DEFAULT} in turn"
 ONE = "one drafter"  # a variant of the emulated nodes, in turn with the target
-INJECTED = (
-    "a forward of the target takes 50 ms and 0.25 ms a token, a draft step of a node 8 ms, both injected; greedy, at "
-    "most four tokens"
-)
 SYSTEMS = {"generic": "one drafter", VOTE: "vote", "union all": "trees"}
 
 
@@ -101,7 +97,7 @@ def idle(results: Results) -> tuple[Row, ...]:
                 "a large portion for both, without numbers",
                 source,
                 lambda found: node_waits(found, ONE),
-                INJECTED,
+                conditions(results, source),
             )
             for requests, source in NODES.items()
         ),
@@ -162,11 +158,16 @@ def bubbles(results: Results) -> tuple[Row, ...]:
                 paper,
                 source,
                 lambda found: f"target idle {Nodes(found).value('target_idle', WHOLE):.0%}",
-                f"drafts of the nodes are joined by `fuse`; {INJECTED}",
+                f"drafts of the nodes are joined by `fuse`; {conditions(results, source)}",
             )
             for requests, source in NODES.items()
         ),
     )
+
+
+def conditions(results: Results, source: Source) -> str:
+    """Times and drafts of a run on nodes."""
+    return f"{results.sentence(source, injected)}, both injected; greedy, at most four tokens"
 
 
 def gaps(found: Found) -> str:
