@@ -8,6 +8,7 @@ are not.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,17 @@ class CachePrefault:
         self._stopped.set()
         self._thread.join()
 
+    @classmethod
+    def stop_all(cls) -> None:
+        """End all threads of the process.
+
+        A thread that runs while the interpreter ends would be cancelled inside a destructor of C++, which aborts the
+        process.
+        """
+        for each in [reference() for reference in tuple(cls._all)]:
+            if each is not None:
+                each.stop()
+
     def _any_busy(self) -> bool:
         engines = [reference() for reference in tuple(self._all)]
         return any(each._busy() for each in engines if each is not None and not each._stopped.is_set())
@@ -86,3 +98,6 @@ def _split(address: int, size: int) -> Iterator[tuple[int, int]]:
         to = min(end, (address // CHUNK + 1) * CHUNK)
         yield address, to - address
         address = to
+
+
+atexit.register(CachePrefault.stop_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,14 @@ from cospec.models.cache_prefault import CachePrefault
 from cospec.models.kv_cache import KVCache, LayerShape
 
 MIB = 1 << 20
+PROGRAM = """
+import torch
+from cospec.models.block_manager import BlockPool
+from cospec.models.cache_prefault import CachePrefault
+from cospec.models.kv_cache import KVCache, LayerShape
+cache = KVCache([LayerShape(8, 64)] * 8, BlockPool(2048), torch.float32, torch.device("cpu"))
+population = CachePrefault([cache], lambda: False)
+"""  # 1 GiB, which takes longer than the end of the program
 
 
 def resident_bytes() -> int:
@@ -89,3 +98,9 @@ def test_stop_ends_a_thread_that_waits_for_requests() -> None:
     population.stop()
     assert population.wait(0)
     del cache
+
+
+def test_a_program_ends_while_memory_is_populated() -> None:
+    """The thread would be cancelled in code of C++, which aborts the process."""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", PROGRAM], check=True)
