@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.papers.common import How, Row, Section, paragraph
-from benchmarks.papers.cosine_nodes import AFTER_OUTCOMES, BASELINES, LEFT_OUT, PARTS, SPECINFER, WHOLE, WHOLE_DRAFTS
+from benchmarks.papers.cosine_nodes import (
+    AFTER_OUTCOMES,
+    BASELINES,
+    LEFT_OUT,
+    PARTS,
+    SPECINFER,
+    WHOLE,
+    WHOLE_DRAFTS,
+    injected,
+)
 from benchmarks.papers.cosine_online import PAPERS
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -72,10 +81,11 @@ def section(results: Results) -> Section:
         "Figure 7 and table 3: online serving on drafter nodes, emulated",
         tuple(rows),
         paragraph(
-            "Target and nodes are those of figures 6(a) and 6(c), emulated. Requests arrive at Poisson times, and all "
-            "systems serve the same requests: at 0.6/s (low), 6/s (high), and *changing*, which repeats 8 s of 1/s and "
-            "4 s of 8/s. Outputs have 48 tokens. Latency is that of "
-            "a request from its arrival; the paper's is time per token from the start of inference (6.1). Intervals "
+            "Target and nodes are those of figures 6(a) and 6(c), emulated, with times of their own: "
+            f"{results.sentence(ONLINE, lambda found: injected(found['options']))}.",
+            "Requests arrive at Poisson times, and all systems serve the same requests: at 0.6/s (low), 6/s (high), "
+            "and *changing*, which repeats 8 s of 1/s and 4 s of 8/s. Outputs have 48 tokens. Latency is that of a "
+            "request from its arrival; the paper's is time per token from the start of inference (6.1). Intervals "
             "resample requests. Prices per hour are assumed: 6 for the target, 0.15 for each node. Idle machines "
             "count, so at low arrivals all systems cost nearly the same.",
             results.sentence(ONLINE, unpipelined),
