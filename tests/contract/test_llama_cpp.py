@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import textwrap
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from cospec.native import operators
+from harness.gguf_models import MODELS, random_model
 from harness.llama_cpp_logits import DISTANCES, NAMES, TEXT, compute, distance, some_rows, stored, write_file
+from harness.small_tokenizers import in_folder, sentencepiece
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
 LONG = inspect.getsource(textwrap)
@@ -83,6 +86,29 @@ def test_logits_and_perplexity(whole: Path, kind: str) -> None:
 def test_the_stored_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
     wanted = some_rows(name, compute(*write_file(name, tmp_path)))
     torch.testing.assert_close(stored(name), wanted, atol=0.01, rtol=1e-3)  # the store rounds to float16
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+def test_a_sentencepiece_model_that_cospec_wrote(tmp_path: Path, name: str) -> None:
+    """Both programs cut texts alike, and compute alike; the zoo's tokenizer is over bytes."""
+    tokenizer, tokens, _ = sentencepiece(prefix=name == "phi3")
+    config = copy(MODELS[name][0])
+    config.vocab_size = len(tokens)
+    folder = in_folder(tmp_path / name, tokenizer, {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"})
+    random_model(config).save_pretrained(folder)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, folder, open_source(folder), "f32")
+    theirs = load(path, n_ctx=128, n_threads=1, logits_all=True)
+    for text in (TEXT, LONG, "  naïve\n\n\tcafé 日本 🙂", "</s>a<unk>"):
+        ids = tuple(load_tokenizer(folder).encode(text, add_special_tokens=False))
+        assert tuple(theirs.tokenize(text.encode(), add_bos=False, special=True)) == ids
+        assert tuple(load_tokenizer(resolve(str(path))).encode(text, add_special_tokens=False)) == ids
+    ids = ids[:32]
+    theirs.eval(ids)
+    model = load_model(str(path))
+    assert model.pages.allocate("a", len(ids))
+    wanted = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    assert distance(model.forward(TokenBatch((SequenceSlice("a", 0, ids),))), wanted) < DISTANCES["F16"]
 
 
 def test_other_weights_are_noticed(whole: Path) -> None:

@@ -29,7 +29,8 @@ def quantize(
 ) -> None:
     """Write a GGUF file, or measure perplexity.
 
-    Models of the Llama family are written. Without a file any model is quantized at load, and its perplexity printed.
+    All architectures of GGUF files are written. Without a file any model is quantized at load, and its perplexity
+    printed.
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig

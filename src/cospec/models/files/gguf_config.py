@@ -17,7 +17,7 @@ from cospec.models.files.gguf_values import GgufValues
 
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 ROPE_FACTORS = "rope_freqs.weight"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +230,8 @@ def _rope(values: Values) -> dict[str, Any]:
     if ROPE_FACTORS in values.tensors:
         factors = values.factors(ROPE_FACTORS, rotated // 2)
         return given | _longrope(factors, factors, values.required("context_length"), 1.0)
-    if _LONG in values.tensors:
-        long, short = values.factors(_LONG, rotated // 2), values.factors(_SHORT, rotated // 2)
+    if LONG_FACTORS in values.tensors:
+        long, short = values.factors(LONG_FACTORS, rotated // 2), values.factors(SHORT_FACTORS, rotated // 2)
         return given | _longrope(long, short, values.length, values.real("rope.scaling.attn_factor", None))
     if kind == "none" or factor in (0.0, 1.0):
         return given

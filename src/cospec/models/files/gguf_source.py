@@ -14,7 +14,14 @@ from torch import Tensor
 
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.files.gguf_block_conversions import CONVERSIONS
-from cospec.models.files.gguf_config import ROPE_FACTORS, Values, architecture, read_config
+from cospec.models.files.gguf_config import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    Values,
+    architecture,
+    read_config,
+)
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
 from cospec.models.files.source import PackedWeight, WeightSource
 from cospec.registry import WEIGHT_FORMATS
@@ -44,9 +51,9 @@ _OWN = {
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "qwen3moe": {"ffn_gate_inp": "mlp.gate", "ffn_down_exps": "mlp.experts.down_proj"},
 }
-_GATE_EXPERTS, _UP_EXPERTS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
+GATE_EXPERTS, UP_EXPERTS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
 # Tensors that the configuration replaces.
-_REPLACED = (ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
+_REPLACED = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 TYPES = (
     *_FLOATS, "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
@@ -187,8 +194,8 @@ def _entries(file: GgufFile) -> dict[str, _Entry]:
         _check_type(file, tensor)
         part, _, last = name.rpartition(".")
         block, _, own = part.removeprefix("blk.").partition(".")
-        if name.endswith((_GATE_EXPERTS, _UP_EXPERTS)) and file.architecture == "qwen3moe":
-            joined = tuple(values.tensor(f"blk.{block}.{suffix}", 3) for suffix in (_GATE_EXPERTS, _UP_EXPERTS))
+        if name.endswith((GATE_EXPERTS, UP_EXPERTS)) and file.architecture == "qwen3moe":
+            joined = tuple(values.tensor(f"blk.{block}.{suffix}", 3) for suffix in (GATE_EXPERTS, UP_EXPERTS))
             found[f"model.layers.{block}.mlp.experts.gate_up_proj"] = _Entry(joined)
             continue
         place = layer_names.get(own) if part.startswith("blk.") else MODEL_NAMES.get(part)

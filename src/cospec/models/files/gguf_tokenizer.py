@@ -19,7 +19,7 @@ from cospec.models.files.gguf_config import token_id
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_values import GgufValues
 
-_SPACE = "▁"
+SPACE = "▁"
 # Tokens that end a turn, see llama.cpp's vocabulary loader. The metadata names one end only.
 _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
@@ -111,8 +111,8 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     if kind not in ("gpt2", "llama"):
         raise ModelError(f"The file {file.path} has a tokenizer of type {kind}; allowed are gpt2 and llama.")
     tokenizer = _byte_level(values) if kind == "gpt2" else _sentencepiece(values)
-    for special, chosen in ((True, TokenKind.CONTROL), (False, TokenKind.USER_DEFINED)):
-        added = [AddedToken(token, normalized=False, special=special) for token in values.of_kind(chosen)]
+    for special, chosen in ((True, (TokenKind.UNKNOWN, TokenKind.CONTROL)), (False, (TokenKind.USER_DEFINED,))):
+        added = [AddedToken(token, normalized=False, special=special) for token in values.of_kind(*chosen)]
         tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
     starts = PRE_TOKENIZERS[values.pre].starts if kind == "gpt2" else True
     names = {f"{name}_token": values.token(key) for name, key in _SPECIAL.items()}
@@ -160,8 +160,8 @@ class _Vocabulary(GgufValues):
             pairs.append((left, right))
         return pairs
 
-    def of_kind(self, kind: TokenKind) -> list[str]:
-        return [token for token, own in zip(self.tokens, self.kinds, strict=True) if own == kind]
+    def of_kind(self, *kinds: TokenKind) -> list[str]:
+        return [token for token, own in zip(self.tokens, self.kinds, strict=True) if own in kinds]
 
     def token(self, key: str) -> str | None:
         id = token_id(self.file, key, len(self.tokens))
@@ -200,9 +200,9 @@ def _sentencepiece(values: _Vocabulary) -> Tokenizer:
     model = BPE(vocab=values.ids, merges=_merges(values), fuse_unk=True, byte_fallback=True, unk_token=unknown)
     tokenizer = Tokenizer(model)
     prefix = values.flag("add_space_prefix", True)
-    steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    joined = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [normalizers.Prepend(SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*joined, decoders.Strip(" ", 1, 0)] if prefix else joined)
     return tokenizer
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 from gguf.constants import TokenType
-from tokenizers import Tokenizer, decoders, normalizers, trainers
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import WordLevel
 
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, read_tokenizer
+from cospec.models.files.gguf_tokenizer_writer import check_tokenizer
+from cospec.models.files.gguf_tokenizer_writer import write_tokenizer as write_own_tokenizer
 from cospec.models.loading import load_tokenizer
 from cospec.models.model_folder import ZOO, zoo_members
 from harness.gguf_files import write_tokenizer
+from harness.small_tokenizers import in_folder, sentencepiece
 
 TEXTS = (
     "It was the best of times, it was the worst of times.",
@@ -66,28 +70,9 @@ def test_missing_merges_give_other_ids(tmp_path: Path) -> None:
         same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer.backend_tokenizer)
 
 
-def sentencepiece(prefix: bool) -> tuple[Tokenizer, list[str], int]:
-    """A tokenizer as of Llama 2 (with a prefix) or Gemma, trained on this file; its tokens and the count of merges."""
-    tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    start = [normalizers.Prepend("▁")] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*start, normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *bytes_], show_progress=False)
-    words = Path(__file__).read_text(encoding="utf-8").replace("▁", "").split()
-    tokenizer.train_from_iterator([" " + word for word in words], trainer)
-    vocab = tokenizer.get_vocab()
-    tokens = sorted(vocab, key=lambda token: vocab[token])
-    fresh = Tokenizer.from_str(tokenizer.to_str())
-    return fresh, tokens, 3 + 256
-
-
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("with_merges", [True, False])
 def test_sentencepiece(tmp_path: Path, prefix: bool, with_merges: bool) -> None:
-    import json
-
     tokenizer, tokens, special = sentencepiece(prefix)
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL] + [TokenType.BYTE] * 256
     kinds += [TokenType.NORMAL] * (len(tokens) - special)
@@ -105,11 +90,52 @@ def test_sentencepiece(tmp_path: Path, prefix: bool, with_merges: bool) -> None:
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(prefix)
-    plain = json.loads(tokenizer.to_str())
-    plain["added_tokens"] = [
-        token | {"special": True, "normalized": False} for token in plain["added_tokens"] if token["id"] in (1, 2)
-    ]
-    same(read(writer, tmp_path / "a.gguf").tokenizer, Tokenizer.from_str(json.dumps(plain)))
+    same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer)
+
+
+def written(path: Path, folder: Path, vocab_size: int = 0) -> GgufTokenizer:
+    writer = gguf.GGUFWriter(path, "llama")
+    write_own_tokenizer(writer, folder, vocab_size)
+    return read(writer, path)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_written_tokenizers_of_the_zoo(tmp_path: Path, member: str) -> None:
+    found = written(tmp_path / "a.gguf", ZOO / member, 5000)
+    wanted = load_tokenizer(ZOO / member)
+    same(found.tokenizer, wanted.backend_tokenizer)
+    assert found.tokenizer.get_vocab_size() == 5000, "llama.cpp wants a token for each row of the embedding"
+    assert (found.chat_template, found.eos_ids) == (wanted.chat_template, (wanted.eos_token_id,))
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_written_sentencepiece(tmp_path: Path, prefix: bool) -> None:
+    folder = in_folder(
+        tmp_path / "model", sentencepiece(prefix)[0], {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    )
+    found = written(tmp_path / "a.gguf", folder)
+    same(found.tokenizer, load_tokenizer(folder).backend_tokenizer)
+    assert found.eos_ids == (2,)
+
+
+def test_other_ends_are_written(tmp_path: Path) -> None:
+    folder = in_folder(tmp_path / "model", sentencepiece(True)[0], {"bos_token": "<s>", "eos_token": "</s>"})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 300, 301]}')
+    assert written(tmp_path / "a.gguf", folder).eos_ids == (2, 300, 301)
+
+
+def test_a_tokenizer_that_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+    tokenizer = sentencepiece(True)[0]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
+    folder = in_folder(tmp_path / "model", tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    write_own_tokenizer(writer, folder, 0)
+    read(writer, tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match="or another text when read from a GGUF file"):
+        check_tokenizer(GgufFile.open(tmp_path / "a.gguf"), folder)
+    words = in_folder(tmp_path / "words", Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")), {"unk_token": "a"})
+    with pytest.raises(ModelError, match="is of type WordLevel; allowed in a GGUF file is BPE"):
+        write_own_tokenizer(gguf.GGUFWriter(tmp_path / "b.gguf", "llama"), words, 0)
 
 
 @pytest.mark.parametrize(

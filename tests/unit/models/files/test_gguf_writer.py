@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.files.gguf_file import GgufFile
@@ -18,78 +20,113 @@ from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from harness.gguf_files import write_model
-from harness.gguf_models import MODELS
+from harness.gguf_models import COMMON, MODELS, random_model
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-CONFIGS = {
-    "llama": transformers.LlamaConfig(**COMMON),
-    "llama-tied": transformers.LlamaConfig(**COMMON, tie_word_embeddings=True, attention_bias=True),
-    "llama3": MODELS["llama3"][0],
-    "mistral": MODELS["mistral"][0],
-    "qwen2": transformers.Qwen2Config(**COMMON),
-    "qwen3": transformers.Qwen3Config(**COMMON, head_dim=24),
-}
+WEIGHTS = "model.safetensors"
+SMALL = {name: COMMON[name] for name in COMMON if name != "num_key_value_heads"}
 
 
 def saved(folder: Path, config: Any) -> Any:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape)
-    model.tie_weights()
+    model = random_model(config)
     model.save_pretrained(folder)
     return model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def write(folder: Path, kind: str = "f32") -> Path:
+    path = folder.with_suffix(".gguf")
+    write_gguf(path, folder, open_source(folder), kind)
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_tensors_and_values_are_the_converter_s(tmp_path: Path, name: str) -> None:
-    model = saved(tmp_path / "model", CONFIGS[name])
-    write_gguf(tmp_path / "own.gguf", tmp_path / "model", open_source(tmp_path / "model"), "f32")
-    own = GgufFile.open(tmp_path / "own.gguf")
-    other = GgufFile.open(write_model(tmp_path / "other.gguf", model))
+    config, values = MODELS[name]
+    model = saved(tmp_path / "own", config)
+    own = GgufFile.open(write(tmp_path / "own"))
+    other = GgufFile.open(write_model(tmp_path / "other.gguf", model, **values))
     assert own.tensors.keys() == other.tensors.keys()
     for key, tensor in other.tensors.items():
         assert (own.tensors[key].shape, own.tensors[key].type) == (tensor.shape, tensor.type)
-        if key == "rope_freqs.weight":
+        if key.startswith("rope_"):
             np.testing.assert_allclose(own.tensors[key].data.view("<f4"), tensor.data.view("<f4"), rtol=1e-6)
         else:
             np.testing.assert_array_equal(own.tensors[key].data, tensor.data)
     assert {key: own.metadata[key] for key in other.metadata} == other.metadata
 
 
+def test_experts_of_a_layer_may_be_one_tensor(tmp_path: Path) -> None:
+    """transformers saves the experts one by one; its modules, and GGUF files, have all of a layer in one tensor."""
+    model = saved(tmp_path / "single", MODELS["qwen3moe"][0])
+    (tmp_path / "joined").mkdir()
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "joined" / WEIGHTS)
+    shutil.copy(tmp_path / "single" / "config.json", tmp_path / "joined")
+    assert len(open_source(tmp_path / "single").shapes) > len(open_source(tmp_path / "joined").shapes)
+    single, joined = (GgufFile.open(write(tmp_path / name)).tensors for name in ("single", "joined"))
+    assert single.keys() == joined.keys()
+    assert all(np.array_equal(tensor.data, joined[name].data) for name, tensor in single.items())
+
+
+@pytest.mark.parametrize("name", ["llama3", "phi3-long", "gemma3", "granite", "qwen3moe"])
+def test_a_written_file_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved(tmp_path / "model", MODELS[name][0])
+    first = write(tmp_path / "model")
+    folder = resolve(str(first))
+    write_gguf(tmp_path / "again.gguf", folder, open_source(folder), "f32")
+    one, other = GgufFile.open(first).tensors, GgufFile.open(tmp_path / "again.gguf").tensors
+    assert one.keys() == other.keys()
+    for key, tensor in one.items():
+        np.testing.assert_allclose(other[key].data.view("<f4"), tensor.data.view("<f4"), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(("kind", "down"), [("q4_0", "q4_0"), ("q4_k", "q8_0"), ("bf16", "bf16")])
 def test_types_of_tensors(tmp_path: Path, kind: str, down: str) -> None:
     """Rows of 96 are no multiple of the blocks of 256."""
-    saved(tmp_path / "model", CONFIGS["llama"])
-    write_gguf(tmp_path / "a.gguf", tmp_path / "model", open_source(tmp_path / "model"), kind)
-    tensors = GgufFile.open(tmp_path / "a.gguf").tensors
+    saved(tmp_path / "model", MODELS["llama"][0])
+    tensors = GgufFile.open(write(tmp_path / "model", kind)).tensors
     assert tensors["blk.0.ffn_down.weight"].type == down
     assert tensors["blk.0.attn_norm.weight"].type == "f32"
     assert tensors["token_embd.weight"].type == ("bf16" if kind == "bf16" else "q8_0")
 
 
-def test_refusals(tmp_path: Path) -> None:
-    saved(tmp_path / "model", CONFIGS["llama"])
-    source = open_source(tmp_path / "model")
+def test_routers_stay_float32(tmp_path: Path) -> None:
+    saved(tmp_path / "model", MODELS["qwen3moe"][0])
+    tensors = GgufFile.open(write(tmp_path / "model", "q8_0")).tensors
+    assert tensors["blk.0.ffn_gate_inp.weight"].type == "f32"
+    assert tensors["blk.0.ffn_down_exps.weight"].type == "q8_0"
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "type": (transformers.GPTNeoXConfig(**SMALL), "is of type gpt_neox; allowed in a GGUF file are gemma, gemma2"),
+    "window": (transformers.MistralConfig(**COMMON, sliding_window=16), "has sliding_window 16, .* allowed is None"),
+    "pattern": (
+        transformers.Gemma2Config(**COMMON, head_dim=16, query_pre_attn_scalar=16, layer_types=["full_attention"] * 3),
+        "has layer_types .* cannot hold",
+    ),
+    "scale": (
+        transformers.Gemma2Config(**COMMON, head_dim=16, query_pre_attn_scalar=8),
+        "has query_pre_attn_scalar 8, .* allowed is 16",
+    ),
+    "activation": (transformers.LlamaConfig(**COMMON, hidden_act="gelu"), "has hidden_act gelu, .* allowed is silu"),
+    "rotation": (
+        transformers.LlamaConfig(**COMMON, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "has rope_parameters .*dynamic",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_a_file_cannot_hold(tmp_path: Path, name: str) -> None:
+    config, why = REFUSED[name]
+    saved(tmp_path / "model", config)
+    with pytest.raises(ModelError, match=why):
+        write(tmp_path / "model")
+
+
+def test_unknown_type(tmp_path: Path) -> None:
+    saved(tmp_path / "model", MODELS["llama"][0])
     with pytest.raises(InvalidInput, match="q4_9"):
-        write_gguf(tmp_path / "a.gguf", tmp_path / "model", source, "q4_9")
-    saved(tmp_path / "gemma", transformers.GemmaConfig(**COMMON, head_dim=16))
-    with pytest.raises(ModelError, match="of type gemma"):
-        write_gguf(tmp_path / "a.gguf", tmp_path / "gemma", source, "q8_0")
-    saved(tmp_path / "window", transformers.MistralConfig(**COMMON, sliding_window=16))
-    with pytest.raises(ModelError, match="sliding_window 16; allowed in a written file is null"):
-        write_gguf(tmp_path / "a.gguf", tmp_path / "window", source, "q8_0")
-    saved(tmp_path / "yarn", MODELS["llama-yarn"][0])
-    with pytest.raises(ModelError, match="by yarn; allowed in a written file are default and llama3"):
-        write_gguf(tmp_path / "a.gguf", tmp_path / "yarn", source, "q8_0")
+        write(tmp_path / "model", "q4_9")
 
 
 def test_perplexity_of_a_written_model_is_near(tmp_path: Path) -> None:
