@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.cosine_online import MODES as ONLINE_MODES
+from benchmarks.cosine_online import TARGET_MS
 from benchmarks.papers.common import How, Row, Section, paragraph
 from benchmarks.papers.cosine_nodes import (
     AFTER_OUTCOMES,
@@ -83,8 +85,8 @@ def section(results: Results) -> Section:
         paragraph(
             "Target and nodes are those of figures 6(a) and 6(c), emulated, with times of their own: "
             f"{results.sentence(ONLINE, lambda found: injected(found['options']))}.",
-            "Requests arrive at Poisson times, and all systems serve the same requests: at 0.6/s (low), 6/s (high), "
-            "and *changing*, which repeats 8 s of 1/s and 4 s of 8/s. Outputs have 48 tokens. Latency is that of a "
+            results.sentence(ONLINE, arrivals),
+            "Outputs have 48 tokens. Latency is that of a "
             "request from its arrival; the paper's is time per token from the start of inference (6.1). Intervals "
             "resample requests. Prices per hour are assumed: 6 for the target, 0.15 for each node. Idle machines "
             "count, so at low arrivals all systems cost nearly the same.",
@@ -93,6 +95,20 @@ def section(results: Results) -> Section:
             WHOLE_DRAFTS,
             "*After outcomes* is the mode `draft-for-outcomes` in place of the pipeline, which no paper here has.",
         ),
+    )
+
+
+def arrivals(found: Found) -> str:
+    """How often requests arrive, for the times of this target."""
+    slower = found["options"]["target_ms"] / TARGET_MS
+    low, high = (ONLINE_MODES[name].arrivals.rates[0] / slower for name in ("low", "high"))
+    parts = " and ".join(
+        f"{each.seconds * slower:g} s of {each.rate / slower:g}/s"
+        for each in ONLINE_MODES["changing"].arrivals.segments
+    )
+    return (
+        f"Requests arrive at Poisson times, and all systems serve the same requests: at {low:g}/s (low), {high:g}/s "
+        f"(high), and *changing*, which repeats {parts}."
     )
 
 
