@@ -28,7 +28,7 @@ def write_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int) -> None:
     """Write the tokenizer in ``folder``: BPE over bytes, or over characters with single bytes for unknown ones.
 
     Args:
-        vocab_size: rows of the embedding, which llama.cpp wants a token for each.
+        vocab_size: rows of the embedding; llama.cpp wants a token for each row.
 
     Raises:
         ModelError: the tokenizer is of another kind, or has an unknown pre-tokenizer.
@@ -41,8 +41,7 @@ def write_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int) -> None:
     names = {id: token for token, id in vocab.items()}
     merges = [tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in model["merges"]]
     tokens = [names.get(id, f"[PAD{id}]") for id in range(max(vocab_size, max(names) + 1))]
-    has_bytes = bool(model.get("byte_fallback"))
-    if has_bytes:
+    if model.get("byte_fallback"):
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_token_scores(_scores(tokens, merges))
@@ -53,10 +52,7 @@ def write_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int) -> None:
         writer.add_tokenizer_pre(_pre_of(tokenizer, folder, bool(model.get("ignore_merges"))))
         writer.add_token_merges([" ".join(each) for each in merges])
     writer.add_token_list(tokens)
-    kinds = _Kinds(
-        names, tokenizer.get_added_tokens_decoder(), model.get("unk_token"), bool(model.get("byte_fallback"))
-    )
-    writer.add_token_types([kinds.of(id) for id in range(len(tokens))])
+    writer.add_token_types(_kinds(len(tokens), tokenizer, model))
     _write_special(writer, folder, tokenizer, vocab)
 
 
@@ -76,25 +72,16 @@ def check_tokenizer(file: GgufFile, folder: Path) -> None:
             )
 
 
-class _Kinds:
-    """The kinds of tokens."""
-
-    def __init__(
-        self, names: Mapping[int, str], added: Mapping[int, Any], unknown: str | None, has_bytes: bool
-    ) -> None:
-        self._names, self._added, self._unknown, self._has_bytes = names, added, unknown, has_bytes
-
-    def of(self, id: int) -> int:
-        """Return the kind of a token; ids without a token are unused."""
-        if id not in self._names:
-            return TokenKind.UNUSED
-        if self._has_bytes and self._names[id] == self._unknown:
-            return TokenKind.UNKNOWN
-        if self._has_bytes and _BYTE.fullmatch(self._names[id]):
-            return TokenKind.BYTE
-        if id in self._added:
-            return TokenKind.CONTROL if self._added[id].special else TokenKind.USER_DEFINED
-        return TokenKind.NORMAL
+def _kinds(count: int, tokenizer: Tokenizer, model: Mapping[str, Any]) -> list[int]:
+    """Return the kind of each token; ids without a token are unused."""
+    names = {id: token for token, id in tokenizer.get_vocab(with_added_tokens=True).items()}
+    found = dict.fromkeys(names, TokenKind.NORMAL)
+    for id, token in tokenizer.get_added_tokens_decoder().items():
+        found[id] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
+    if model.get("byte_fallback"):
+        found |= {id: TokenKind.BYTE for id, name in names.items() if _BYTE.fullmatch(name)}
+        found |= {id: TokenKind.UNKNOWN for id, name in names.items() if name == model.get("unk_token")}
+    return [found.get(id, TokenKind.UNUSED) for id in range(count)]
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[float]:
@@ -138,10 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _pre_of(tokenizer: Tokenizer, folder: Path, whole: bool) -> str:
     """Return the name of the pre-tokenizer that cuts texts as the given one."""
-    for name, cut in PRE_TOKENIZERS.items():
+    given = tokenizer.pre_tokenizer
+    for name, cut in PRE_TOKENIZERS.items() if given is not None else ():
         own = pre_tokenizer(cut)
-        if cut.whole == whole and all(
-            own.pre_tokenize_str(text) == tokenizer.pre_tokenizer.pre_tokenize_str(text) for text in _PROBES
-        ):
+        if cut.whole == whole and all(own.pre_tokenize_str(text) == given.pre_tokenize_str(text) for text in _PROBES):
             return name
     raise ModelError(f"The tokenizer of {folder} cuts texts as none of llama.cpp's known pre-tokenizers.")

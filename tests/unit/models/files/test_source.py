@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
+from cospec.models.files.gguf_writer import write_gguf
 from cospec.models.files.source import text_name
 from cospec.models.files.weight_source_selection import open_source
 from cospec.models.loading import LoadOptions, load_model, load_stage, memory_plan
@@ -36,10 +37,10 @@ VISION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def gemma3(folder: Path) -> Any:
-    """Write a random Gemma 3 with a vision tower, in the names of Google's files."""
+def gemma3(folder: Path, **text: Any) -> Any:
+    """Write a random Gemma 3 with a vision tower, in the names of Google's files; ``text`` changes the text model."""
     tokens = {"image_token_index": 60, "boi_token_index": 61, "eoi_token_index": 62, "mm_tokens_per_image": 4}
-    config = transformers.Gemma3Config(text_config=TEXT, vision_config=VISION, **tokens)
+    config = transformers.Gemma3Config(text_config=TEXT | text, vision_config=VISION, **tokens)
     torch.manual_seed(4)
     model = transformers.Gemma3ForConditionalGeneration(config).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -85,6 +86,13 @@ def test_the_text_model_of_gemma3_equals_transformers(
     assert plan.max_model_len == 96
     assert (plan.slow == "") == library.available()
     assert not any("vision" in name or "projector" in name for name in open_source(tmp_path).shapes)
+
+
+def test_a_gguf_file_has_the_text_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wanted = plain(gemma3(tmp_path / "model", layer_types=["sliding_attention"] * 3, query_pre_attn_scalar=8))
+    write_gguf(tmp_path / "a.gguf", tmp_path / "model", open_source(tmp_path / "model"), "f32")
+    torch.testing.assert_close(logits_of(tmp_path / "a.gguf")[0], wanted, atol=2e-4, rtol=0)
 
 
 def test_an_adapter_of_gemma3_changes_its_text_model(tmp_path: Path) -> None:
