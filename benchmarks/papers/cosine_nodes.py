@@ -178,7 +178,7 @@ def section(results: Results) -> Section:
             "goodput chooses the length. In other sections trees have eight or ten. Decoding is greedy. CoSine is "
             "`fuse` with routing `hedge` (arXiv 2510.20064), pipelined, which halves the target's batch.",
             f"{LEFT_OUT}. Only the rows of adaptive participation have goodput, in runs of their own.",
-            "Links take 0 ms; `benchmarks/report/execution_modes.md` has links of 5 and 20 ms.",
+            "Links take 0 ms; `benchmarks/report/execution_modes.md` has slow links.",
             "The paper's gains over SpecInfer and PipeInfer grow from batch 1 to batch 16 (6.2), so the upper ends are "
             "of batch 16; 24 requests are beyond them.",
             WHOLE_DRAFTS,

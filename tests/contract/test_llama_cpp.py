@@ -21,7 +21,7 @@ from cospec.models.loading import load_model, load_tokenizer
 from cospec.models.model_folder import resolve
 from cospec.models.perplexity import perplexity
 from cospec.native import operators
-from harness.gguf_models import MODELS, random_model
+from harness.gguf_models import MODELS, PROMPT, random_model
 from harness.llama_cpp_logits import DISTANCES, NAMES, TEXT, compute, distance, some_rows, stored, write_file
 from harness.small_tokenizers import in_folder, sentencepiece
 
@@ -86,6 +86,13 @@ def test_logits_and_perplexity(whole: Path, kind: str) -> None:
 def test_the_stored_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
     wanted = some_rows(name, compute(*write_file(name, tmp_path)))
     torch.testing.assert_close(stored(name), wanted, atol=0.01, rtol=1e-3)  # the store rounds to float16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_files_that_cospec_wrote_give_the_stored_logits(tmp_path: Path, name: str) -> None:
+    random_model(MODELS[name][0]).save_pretrained(tmp_path / name)
+    write_gguf(tmp_path / "a.gguf", tmp_path / name, open_source(tmp_path / name), "f32")
+    torch.testing.assert_close(stored(name), compute(tmp_path / "a.gguf", PROMPT), atol=0.01, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "phi3"])
