@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,7 @@ from harness.waiting import until
 pytest.importorskip("ray", reason="the extra cluster is not installed")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": f"test-{os.getpid()}",
     "server": {"port": 0},
     "machine": {"num_cpus": 4},
@@ -139,6 +140,29 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
     assert figure(cluster, "requests_replayed_total") == replayed + 1
     until(lambda: figure(cluster, "replicas_lost_total") == lost_before + 1, "the lost replica in the metrics")
     assert figure(cluster, "engine_restarts_total") == restarts
+
+
+def test_a_busy_api_server_keeps_its_connections(cluster: ClusterProcess) -> None:
+    """The server gives no answer for longer than three health checks of any other actor take."""
+
+    def servers() -> list[int]:
+        title = f"ray::ServeReplica:{cluster.name}:api"
+        return [pid for pid, command in cluster.below().items() if command.startswith(title)]
+
+    (server,) = servers()
+    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
+    expected, checks = complete(cluster, ask, **more), CONFIG["health"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, cluster, ask, **more)
+        until(lambda: figure(cluster, "num_requests_running") == 1)
+        os.kill(server, signal.SIGSTOP)
+        try:
+            threading.Event().wait(4 * (checks["period"] + checks["timeout"]))
+            assert not answer.done()
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert answer.result() == expected
+    assert servers() == [server]
 
 
 def test_requests_wait_while_every_engine_restarts(cluster: ClusterProcess) -> None:

@@ -112,12 +112,14 @@ class Health(Options):
     Attributes:
         period: between two health checks.
         timeout: for an answer; three checks without an answer end the actor, and Ray starts another.
+        api: for an answer of the API server; longer, because its end breaks every connection.
         grace: for the running requests of an actor that is ended.
         head: without Ray's head, after which the cluster stops.
     """
 
     period: float = Field(default=5, gt=0, strict=False)
     timeout: float = Field(default=10, gt=0, strict=False)
+    api: float = Field(default=30, gt=0, strict=False)
     grace: float = Field(default=30, ge=0, strict=False)
     head: float = Field(default=20, gt=0, strict=False)
 
