@@ -39,6 +39,7 @@ from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.start_report import drafting, summarize
 from cospec.models.cache_prefault import CachePrefault
+from cospec.models.hf_loading import eos_ids
 from cospec.models.kv_cache import CACHES
 from cospec.models.loading import (
     LoadOptions,
@@ -50,7 +51,7 @@ from cospec.models.loading import (
 )
 from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
-from cospec.models.model_folder import in_zoo, read_object
+from cospec.models.model_folder import in_zoo
 from cospec.models.weight_cache import WeightCache
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
@@ -362,16 +363,3 @@ def _model_options(where: str, method: str, own: Mapping[str, Any]) -> ModelOpti
         return parse(ModelOptions, {key: own[key] for key in known & own.keys()}, "speculative_config.")
     except InvalidInput as error:
         raise error.within(where) if where else error from None
-
-
-def eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if file.exists():
-            value = read_object(file).get("eos_token_id")
-            found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)

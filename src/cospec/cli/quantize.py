@@ -29,8 +29,8 @@ def quantize(
 ) -> None:
     """Write a GGUF file, or measure perplexity.
 
-    All architectures of GGUF files are written. Without a file any model is quantized at load, and its perplexity
-    printed.
+    Every architecture that is read from GGUF files is written. Without a file any model is quantized at load, and its
+    perplexity printed.
     """
     from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig

@@ -14,6 +14,7 @@ from cospec.models.files.weight_source_selection import open_source
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.hf_tokenizer import tokenizer_of
 from cospec.models.lora import base_folder
+from cospec.models.model_folder import read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,6 +90,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             # Many libraries read tokenizers and may raise anything.
             raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error
     return tokenizer
+
+
+def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Return every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if file.exists():
+            value = read_object(file).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 
-from cospec.assembly.build import eos_ids
 from cospec.assembly.drafters import same_tokens
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
@@ -23,6 +22,7 @@ from cospec.models import hf, loading
 from cospec.models import model_folder as folders
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
+from cospec.models.hf_loading import eos_ids
 from cospec.models.kv_cache import KVCache
 from cospec.models.llama import read_weights
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, memory_plan, resolve

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cospec.errors import ModelError
 from cospec.models.files.gguf_config import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config
 from cospec.models.files.gguf_file import GgufFile
+from cospec.models.hf_loading import hf_config
 from cospec.models.hf_logging import hf_logging_off
 
 Config = Mapping[str, Any]
@@ -42,10 +43,7 @@ _OWN: dict[str, dict[str, Callable[[GGUFWriter, Any], None]]] = {
         "residual_multiplier": GGUFWriter.add_residual_scale,
     },
     "olmo": {"clip_qkv": GGUFWriter.add_clamp_kqv},
-    "phi3": {
-        "original_max_position_embeddings": GGUFWriter.add_rope_scaling_orig_ctx_len,
-        "sliding_window": GGUFWriter.add_sliding_window,
-    },
+    "phi3": {"original_max_position_embeddings": GGUFWriter.add_rope_scaling_orig_ctx_len},
     "qwen3moe": {
         "moe_intermediate_size": GGUFWriter.add_expert_feed_forward_length,
         "num_experts_per_tok": GGUFWriter.add_expert_used_count,
@@ -59,16 +57,17 @@ _NOT_COMPARED = {
     "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "id2label", "initializer_range",
     "is_encoder_decoder", "label2id", "max_window_layers", "model_type", "no_rope_layer_interval", "output_attentions",
     "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "resid_pdrop",
-    "return_dict", "router_aux_loss_coef", "transformers_version", "use_cache", "use_sliding_window",
+    "return_dict", "rope_parameters", "router_aux_loss_coef", "transformers_version", "use_cache", "use_sliding_window",
 }  # fmt: skip
 
 
 def text_config(folder: Path) -> Config:
-    """Return the complete configuration of the text model in ``folder``."""
-    from transformers import AutoConfig
+    """Return the complete configuration of the text model in ``folder``.
 
-    with hf_logging_off():
-        found: Config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().to_dict()
+    Raises:
+        ModelError: the type of the model is unknown.
+    """
+    found: Config = hf_config(str(folder), folder).to_dict()
     return found
 
 
@@ -83,7 +82,7 @@ def write_config(writer: GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(dim)
     writer.add_value_length(dim)
-    writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1)))
+    writer.add_rope_dimension_count(int(dim * rope["partial_rotary_factor"]))
     writer.add_rope_freq_base(rope["rope_theta"])
     if writer.arch == "olmo":
         writer.add_layer_norm_eps(OLMO_EPS)
@@ -93,6 +92,8 @@ def write_config(writer: GGUFWriter, config: Config) -> None:
     for name, add in _OWN.get(writer.arch, {}).items():
         if config[name] is not None:
             add(writer, config[name])
+    if writer.arch == "phi3":
+        writer.add_sliding_window(config["sliding_window"] or 0)  # without the key llama.cpp may take a window
     if "sliding_attention" in config["rope_parameters"]:
         writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
     _write_scaling(writer, rope, config)
@@ -110,12 +111,12 @@ def _write_scaling(writer: GGUFWriter, rope: Config, config: Config) -> None:
 
 
 def head_dim(config: Config) -> int:
-    """Return the numbers of a head."""
+    """Return how many numbers a head has."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def rope_factors(config: Config) -> dict[str, NDArray[np.float32]]:
-    """Return the tensors that hold what rotary frequencies are divided by."""
+    """Return the divisors of rotary frequencies, by the names of their tensors."""
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
         return {ROPE_FACTORS: _llama3_factors(rope, head_dim(config))}
@@ -138,13 +139,21 @@ def _llama3_factors(rope: Config, dim: int) -> NDArray[np.float32]:
 
 def _rope(config: Config) -> dict[str, Any]:
     """Return the parameters of rotary embeddings, of Gemma 3 those of full attention."""
-    rope = config["rope_parameters"]
-    found = {name: value for name, value in rope.get("full_attention", rope).items() if value is not None}
-    if found["rope_type"] == "longrope" and "attention_factor" not in found:
+    rope, longest = config["rope_parameters"], config["max_position_embeddings"]
+    found = {"partial_rotary_factor": 1.0} | _given(rope.get("full_attention", rope))
+    if found["rope_type"] in ("longrope", "yarn"):
+        found = {"original_max_position_embeddings": longest} | found
+    if found["rope_type"] == "longrope":
         length = found["original_max_position_embeddings"]
-        factor = found.get("factor", config["max_position_embeddings"] / length)
-        found["attention_factor"] = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
+        factor = found.pop("factor", longest / length)
+        implied = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
+        found = {"attention_factor": implied} | found
     return found
+
+
+def _given(rope: Config) -> dict[str, Any]:
+    """Return the parameters that are given; ``type`` is an older name of ``rope_type``."""
+    return {name: value for name, value in rope.items() if value is not None and name != "type"}
 
 
 def check_config(file: GgufFile, folder: Path, config: Config) -> None:
@@ -158,10 +167,11 @@ def check_config(file: GgufFile, folder: Path, config: Config) -> None:
     with hf_logging_off():
         known = AutoConfig.for_model(config["model_type"]).to_dict().keys()  # files of models may have more
         held = AutoConfig.for_model(**read_config(file)).to_dict()
-    pairs = {name: (config[name], held.get(name)) for name in sorted(known - _NOT_COMPARED - {"rope_parameters"})}
+    pairs = {name: (config[name], held.get(name)) for name in sorted(known - _NOT_COMPARED)}
     if _rope(config)["rope_type"] != "llama3":  # which is read as factors
-        pairs["rope_parameters"] = _rope(config), _rope(held)
-        pairs["rope_parameters of sliding windows"] = _sliding(config), _sliding(held)
+        pairs |= _rotary_pairs("rope_parameters", _rope(config), _rope(held))
+        sliding = [_given(each["rope_parameters"].get("sliding_attention", {})) for each in (config, held)]
+        pairs |= _rotary_pairs("rope_parameters.sliding_attention", *sliding)
     for name, (given, found) in pairs.items():
         if not _same(given, found):
             raise ModelError(
@@ -170,16 +180,12 @@ def check_config(file: GgufFile, folder: Path, config: Config) -> None:
             )
 
 
-def _sliding(config: Config) -> Any:
-    return config["rope_parameters"].get("sliding_attention")
+def _rotary_pairs(name: str, given: Config, held: Config) -> dict[str, tuple[Any, Any]]:
+    return {f"{name}.{key}": (given.get(key), held.get(key)) for key in sorted(given.keys() | held.keys())}
 
 
 def _same(given: Any, found: Any) -> bool:
-    """Whether values are equal; numbers up to float32's rounding, and rotary parameters up to what they imply."""
-    if isinstance(given, dict) and isinstance(found, dict):
-        implied = {"partial_rotary_factor": 1.0}
-        one, other = implied | given, implied | found
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    """Whether values are equal; numbers up to float32's rounding."""
     if isinstance(given, list) and isinstance(found, list):
         return len(given) == len(found) and all(map(_same, given, found))
     if isinstance(given, int | float) and isinstance(found, int | float):

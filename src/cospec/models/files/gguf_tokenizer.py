@@ -20,10 +20,13 @@ from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_values import GgufValues
 
 SPACE = "▁"
-# Tokens that end a turn, see llama.cpp's vocabulary loader. The metadata names one end only.
-_ENDS = (
+# Tokens that end a turn, see llama.cpp's vocabulary loader. The metadata name few ends.
+ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
 )  # fmt: skip
+
+# llama.cpp's rule for added tokens that take the white space after them: by the name of the model, without a key.
+STRIPPING_MODELS, NOT_STRIPPING = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
 
 
 class TokenKind(IntEnum):
@@ -79,7 +82,8 @@ _QWEN2 = PreTokenizer(_words(r"\p{N}"), composed=True)
 _GPT4 = PreTokenizer(_words(r"\p{N}{1,3}"))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "olmo", "phi-2", "default"), _GPT2),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "default"), _GPT2),
+    "olmo": PreTokenizer(composed=True),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
@@ -111,8 +115,13 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     if kind not in ("gpt2", "llama"):
         raise ModelError(f"The file {file.path} has a tokenizer of type {kind}; allowed are gpt2 and llama.")
     tokenizer = _byte_level(values) if kind == "gpt2" else _sentencepiece(values)
+    name = GgufValues(file, "general").text("name", "").lower()
+    strips = any(part in name for part in STRIPPING_MODELS)
     for special, chosen in ((True, (TokenKind.UNKNOWN, TokenKind.CONTROL)), (False, (TokenKind.USER_DEFINED,))):
-        added = [AddedToken(token, normalized=False, special=special) for token in values.of_kind(*chosen)]
+        added = [
+            AddedToken(token, normalized=False, special=special, rstrip=strips and token not in NOT_STRIPPING)
+            for token in values.of_kind(*chosen)
+        ]
         tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
     starts = PRE_TOKENIZERS[values.pre].starts if kind == "gpt2" else True
     names = {f"{name}_token": values.token(key) for name, key in _SPECIAL.items()}
@@ -171,7 +180,7 @@ class _Vocabulary(GgufValues):
         """Return the tokens that end an output."""
         named = [token_id(self.file, key, len(self.tokens)) for key in ("eos", "eot", "eom")]
         control = {token: id for id, token in enumerate(self.tokens) if self.kinds[id] == TokenKind.CONTROL}
-        return tuple(sorted({id for id in [*named, *(control.get(text) for text in _ENDS)] if id is not None}))
+        return tuple(sorted({id for id in [*named, *(control.get(text) for text in ENDS)] if id is not None}))
 
 
 def pre_tokenizer(cut: PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -30,8 +30,8 @@ from cospec.models.files.gguf_config_writer import (
 )
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
 from cospec.models.files.gguf_source import GATE_EXPERTS, MODEL_NAMES, UP_EXPERTS, names_of_layers
-from cospec.models.files.gguf_tokenizer_writer import check_tokenizer, write_tokenizer
-from cospec.models.files.source import EMBEDDING, HEAD, WeightSource, block_format
+from cospec.models.files.gguf_tokenizer_writer import TokenizerWriter
+from cospec.models.files.source import EMBEDDING, FREQUENCIES, HEAD, WeightSource, block_format
 from cospec.models.weights.blocks import BlockFormat
 from cospec.registry import WEIGHT_FORMATS
 
@@ -82,15 +82,16 @@ def write_gguf(path: Path, folder: Path, source: WeightSource, kind: str) -> Non
     write_config(writer, config)
     _write_file_type(writer, kind)
     has_tokenizer = (folder / "tokenizer.json").exists()
-    if has_tokenizer:
-        write_tokenizer(writer, folder, config["vocab_size"])
-    else:
+    tokenizer = TokenizerWriter(folder, config["vocab_size"]) if has_tokenizer else None
+    if tokenizer is None:
         writer.add_tokenizer_model(NO_TOKENIZER)  # llama.cpp needs the key
+    else:
+        tokenizer.write(writer)
     planned = list(_planned(source, config, writer.arch))
     preview = _preview(path, writer, planned)
     check_config(preview, folder, config)
-    if has_tokenizer:
-        check_tokenizer(preview, folder)
+    if tokenizer is not None:
+        tokenizer.check(preview)
     _write_tensors(writer, planned, kind)
 
 
@@ -153,6 +154,8 @@ def _planned(source: WeightSource, config: Config, architecture: str) -> Iterato
     places = _Places(source, config, architecture)
     experts: dict[tuple[str, str], list[str]] = {}
     for name in source.shapes:
+        if name.endswith(FREQUENCIES):
+            continue
         expert = _EXPERT.match(name)
         if expert is not None and expert[2] is not None:
             experts.setdefault((expert[1], expert[3]), []).append(name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from cospec.errors import ModelError
 from cospec.models.files.packing_selection import choose_packing
 from cospec.models.files.packings import PackedTensors
-from cospec.models.files.source import MULTIMODAL, PackedWeight, SafetensorsSource
+from cospec.models.files.source import FREQUENCIES, MULTIMODAL, PackedWeight, SafetensorsSource
 from cospec.registry import WEIGHT_FORMATS
 
 
@@ -127,4 +127,4 @@ def _joined(names: Iterable[str], kinds: Mapping[str, str], orders: Mapping[str,
 
 
 # Scales of activations, which cospec rounds in its own way.
-_UNUSED = (".input_scale", ".input_zero_point", ".k_scale", ".v_scale", ".output_scale", ".rotary_emb.inv_freq")
+_UNUSED = (".input_scale", ".input_zero_point", ".k_scale", ".v_scale", ".output_scale", FREQUENCIES)

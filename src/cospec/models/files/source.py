@@ -25,6 +25,8 @@ OUTPUT_EMBEDDINGS = (HEAD, EMBEDDING)  # the second where both embeddings are on
 
 MULTIMODAL = ("gemma3",)
 """Model types that have a text model in transformers' ``text_config``, which is all that is loaded."""
+FREQUENCIES = ".rotary_emb.inv_freq"
+"""The end of names of tensors that early files have, and that the configuration replaces."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Floating dtypes by safetensors' names."""
 

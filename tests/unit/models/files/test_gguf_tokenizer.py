@@ -9,14 +9,13 @@ from typing import Any
 import gguf
 import pytest
 from gguf.constants import TokenType
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, read_tokenizer
-from cospec.models.files.gguf_tokenizer_writer import check_tokenizer
-from cospec.models.files.gguf_tokenizer_writer import write_tokenizer as write_own_tokenizer
+from cospec.models.files.gguf_tokenizer_writer import TokenizerWriter
 from cospec.models.loading import load_tokenizer
 from cospec.models.model_folder import ZOO, zoo_members
 from harness.gguf_files import write_tokenizer
@@ -93,10 +92,13 @@ def test_sentencepiece(tmp_path: Path, prefix: bool, with_merges: bool) -> None:
     same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer)
 
 
-def written(path: Path, folder: Path, vocab_size: int = 0) -> GgufTokenizer:
+def written(path: Path, folder: Path, vocab_size: int) -> GgufTokenizer:
     writer = gguf.GGUFWriter(path, "llama")
-    write_own_tokenizer(writer, folder, vocab_size)
-    return read(writer, path)
+    own = TokenizerWriter(folder, vocab_size)
+    own.write(writer)
+    found = read(writer, path)
+    own.check(GgufFile.open(path))
+    return found
 
 
 @pytest.mark.parametrize("member", MEMBERS)
@@ -108,34 +110,85 @@ def test_written_tokenizers_of_the_zoo(tmp_path: Path, member: str) -> None:
     assert (found.chat_template, found.eos_ids) == (wanted.chat_template, (wanted.eos_token_id,))
 
 
+SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_written_sentencepiece(tmp_path: Path, prefix: bool) -> None:
-    folder = in_folder(
-        tmp_path / "model", sentencepiece(prefix)[0], {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    )
-    found = written(tmp_path / "a.gguf", folder)
+    tokenizer, tokens, _ = sentencepiece(prefix)
+    folder = in_folder(tmp_path / "model", tokenizer, SPECIAL)
+    found = written(tmp_path / "a.gguf", folder, len(tokens))
     same(found.tokenizer, load_tokenizer(folder).backend_tokenizer)
     assert found.eos_ids == (2,)
 
 
-def test_other_ends_are_written(tmp_path: Path) -> None:
-    folder = in_folder(tmp_path / "model", sentencepiece(True)[0], {"bos_token": "<s>", "eos_token": "</s>"})
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 300, 301]}')
-    assert written(tmp_path / "a.gguf", folder).eos_ids == (2, 300, 301)
+def test_tokens_without_a_row_of_the_embedding_are_left_out(tmp_path: Path) -> None:
+    """Gemma 3 of 1B has such a token. llama.cpp loads no file with more tokens than rows."""
+    tokenizer, tokens, _ = sentencepiece(True)
+    tokenizer.add_special_tokens(["<image>"])
+    found = written(tmp_path / "a.gguf", in_folder(tmp_path / "model", tokenizer, SPECIAL), len(tokens))
+    assert found.tokenizer.get_vocab_size() == len(tokens)
 
 
-def test_a_tokenizer_that_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
-    tokenizer = sentencepiece(True)[0]
+@pytest.mark.parametrize(("ends", "file"), [([2, 300, 301], "generation_config.json"), (300, "config.json")])
+def test_other_ends_are_written(tmp_path: Path, ends: int | list[int], file: str) -> None:
+    tokenizer, tokens, _ = sentencepiece(True)
+    folder = in_folder(tmp_path / "model", tokenizer, SPECIAL)
+    (folder / file).write_text(json.dumps({"eos_token_id": ends, "model_type": "llama"}))
+    expected = {2, *(ends if isinstance(ends, list) else [ends])}
+    assert set(written(tmp_path / "a.gguf", folder, len(tokens)).eos_ids) == expected
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, 301, 302]}))
+    with pytest.raises(ModelError, match=r"ends outputs with the tokens \[302\] too"):
+        written(tmp_path / "b.gguf", folder, len(tokens))
+
+
+def test_templates_with_names(tmp_path: Path) -> None:
+    tokenizer, tokens, _ = sentencepiece(True)
+    folder = in_folder(tmp_path / "model", tokenizer, SPECIAL)
+    file = folder / "tokenizer_config.json"
+    templates = [{"name": "default", "template": "{{ a }}"}, {"name": "tool_use", "template": "{{ b }}"}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": templates}))
+    assert written(tmp_path / "a.gguf", folder, len(tokens)).chat_template == "{{ a }}"
+
+
+def test_tokens_that_take_the_space_after_them(tmp_path: Path) -> None:
+    """Phi 3 has such tokens, and llama.cpp knows them by the name of the model."""
+    tokenizer, tokens, _ = sentencepiece(True)
+    added = [AddedToken(text, normalized=False, special=True, rstrip=True) for text in ("<|user|>", "<|end|>")]
+    tokenizer.add_special_tokens([*added, AddedToken("</s>", normalized=False, special=True, rstrip=True)])
+    folder = in_folder(tmp_path / "model", tokenizer, SPECIAL)
+    found = written(tmp_path / "a.gguf", folder, len(tokens) + 2).tokenizer
+    text = "<s><|user|>\n a b<|end|>\n"
+    assert found.encode(text).ids == load_tokenizer(folder).backend_tokenizer.encode(text).ids
+    assert found.encode("<|user|>\n a").ids == found.encode("<|user|>a").ids
+    other = sentencepiece(True)[0]
+    other.add_special_tokens([AddedToken("<|mask|>", normalized=False, special=True, lstrip=True)])
+    with pytest.raises(ModelError, match=r"has the tokens <\|mask\|> with lstrip"):
+        written(tmp_path / "b.gguf", in_folder(tmp_path / "mask", other, SPECIAL), len(tokens) + 1)
+
+
+def test_olmo_composes_characters(tmp_path: Path) -> None:
+    trained = load_tokenizer(ZOO / MEMBERS[0]).backend_tokenizer
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.normalizer = normalizers.NFC()
+    folder = in_folder(tmp_path / "model", trained, {"eos_token": "<|endoftext|>"})
+    same(written(tmp_path / "a.gguf", folder, trained.get_vocab_size()).tokenizer, trained)
+    assert GgufFile.open(tmp_path / "a.gguf").metadata["tokenizer.ggml.pre"] == "olmo"
+
+
+def test_tokenizers_that_a_file_cannot_hold(tmp_path: Path) -> None:
+    tokenizer, tokens, _ = sentencepiece(True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
-    folder = in_folder(tmp_path / "model", tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    write_own_tokenizer(writer, folder, 0)
-    read(writer, tmp_path / "a.gguf")
-    with pytest.raises(ModelError, match="or another text when read from a GGUF file"):
-        check_tokenizer(GgufFile.open(tmp_path / "a.gguf"), folder)
+    with pytest.raises(ModelError, match="a GGUF file holds"):
+        written(tmp_path / "a.gguf", in_folder(tmp_path / "model", tokenizer, SPECIAL), len(tokens))
     words = in_folder(tmp_path / "words", Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")), {"unk_token": "a"})
-    with pytest.raises(ModelError, match="is of type WordLevel; allowed in a GGUF file is BPE"):
-        write_own_tokenizer(gguf.GGUFWriter(tmp_path / "b.gguf", "llama"), words, 0)
+    with pytest.raises(ModelError, match="is of type WordLevel; allowed is BPE"):
+        TokenizerWriter(words, 2)
+    cut = load_tokenizer(ZOO / MEMBERS[0]).backend_tokenizer
+    cut.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), cut.pre_tokenizer])
+    folder = in_folder(tmp_path / "cut", cut, {"eos_token": "<|endoftext|>"})
+    with pytest.raises(ModelError, match="has a pre-tokenizer without a name in GGUF files; allowed are gpt-2"):
+        written(tmp_path / "b.gguf", folder, cut.get_vocab_size())
 
 
 @pytest.mark.parametrize(
