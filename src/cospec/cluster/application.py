@@ -123,7 +123,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         name=API,
         ray_actor_options=config.target.placement.companion_options,
         max_ongoing_requests=ONGOING,
-        **watched | {"health_check_timeout_s": config.health.api},
+        **watched | {"health_check_timeout_s": max(config.health.timeout, config.health.api)},
     )
     nodes = [_drafter(each, watched).bind(engine, each, config.drafter_keys, target) for each in config.drafters]
     bound: serve.Application = api.bind(config, target, *nodes)

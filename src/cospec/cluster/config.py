@@ -112,7 +112,7 @@ class Health(Options):
     Attributes:
         period: between two health checks.
         timeout: for an answer; three checks without an answer end the actor, and Ray starts another.
-        api: for an answer of the API server; longer, because its end breaks every connection.
+        api: the same of the API server, at least ``timeout``; its end breaks every connection.
         grace: for the running requests of an actor that is ended.
         head: without Ray's head, after which the cluster stops.
     """

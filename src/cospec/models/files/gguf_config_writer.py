@@ -25,7 +25,7 @@ from cospec.models.hf_logging import hf_logging_off
 Config = Mapping[str, Any]
 WRITABLE = {known.model_type: name for name, known in ARCHITECTURES.items()} | {"mistral": "llama"}
 """Architectures of the file by ``model_type``."""
-OLMO_EPS = 1e-5  # which transformers' layer norm of OLMo has in its code
+_OLMO_EPS = 1e-5  # which transformers' layer norm of OLMo has in its code
 _OWN: dict[str, dict[str, Callable[[GGUFWriter, Any], None]]] = {
     "gemma2": {
         "attn_logit_softcapping": GGUFWriter.add_attn_logit_softcapping,
@@ -73,7 +73,7 @@ def text_config(folder: Path) -> Config:
 
 def write_config(writer: GGUFWriter, config: Config) -> None:
     """Write the metadata of an architecture."""
-    heads, dim, rope = config["num_attention_heads"], head_dim(config), _rope(config)
+    heads, dim, rope = config["num_attention_heads"], _head_dim(config), _rope(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -85,7 +85,7 @@ def write_config(writer: GGUFWriter, config: Config) -> None:
     writer.add_rope_dimension_count(int(dim * rope["partial_rotary_factor"]))
     writer.add_rope_freq_base(rope["rope_theta"])
     if writer.arch == "olmo":
-        writer.add_layer_norm_eps(OLMO_EPS)
+        writer.add_layer_norm_eps(_OLMO_EPS)
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -110,7 +110,7 @@ def _write_scaling(writer: GGUFWriter, rope: Config, config: Config) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def head_dim(config: Config) -> int:
+def _head_dim(config: Config) -> int:
     """Return how many numbers a head has."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
@@ -119,7 +119,7 @@ def rope_factors(config: Config) -> dict[str, NDArray[np.float32]]:
     """Return the divisors of rotary frequencies, by the names of their tensors."""
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
-        return {ROPE_FACTORS: _llama3_factors(rope, head_dim(config))}
+        return {ROPE_FACTORS: _llama3_factors(rope, _head_dim(config))}
     if rope["rope_type"] != "longrope":
         return {}
     long, short = (np.asarray(rope[f"{kind}_factor"], np.float32) for kind in ("long", "short"))

@@ -25,7 +25,7 @@ ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
 )  # fmt: skip
 
-# llama.cpp's rule for added tokens that take the white space after them: by the name of the model, without a key.
+# llama.cpp drops white space after added tokens of models with these names. No key of a file says so.
 STRIPPING_MODELS, NOT_STRIPPING = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
 
 

@@ -98,11 +98,12 @@ class TokenizerWriter:
             ids, read = self._tokenizer.encode(text).ids, found.tokenizer.encode(text).ids
             if ids != read or self._tokenizer.decode(ids) != found.tokenizer.decode(ids):
                 raise ModelError(
-                    f"The tokenizer of {self._folder} gives {text!r} the tokens {ids}; a GGUF file holds {read}."
+                    f"The tokenizer of {self._folder} gives {text!r} the tokens {ids}; allowed in a GGUF file are "
+                    f"{read}."
                 )
         if missing := sorted(self._ends() - set(found.eos_ids)):
             raise ModelError(
-                f"The model {self._folder} ends outputs with the tokens {missing} too; a GGUF file holds "
+                f"The model {self._folder} ends outputs with the tokens {missing} too; allowed in a GGUF file are "
                 f"{sorted(found.eos_ids)}."
             )
 
@@ -117,7 +118,11 @@ class TokenizerWriter:
         return [found.get(id, TokenKind.UNUSED) for id in range(self._size)]
 
     def _write_stripping(self, writer: GGUFWriter) -> None:
-        """Write the name that tells llama.cpp which added tokens take the white space after them."""
+        """Write a model name by which llama.cpp drops white space after added tokens, where the tokenizer does so.
+
+        Raises:
+            ModelError: a token drops other white space.
+        """
         every = {token.content for token in self._added.values()}
         strips = {token.content for token in self._added.values() if token.rstrip}
         odd = {token.content for token in self._added.values() if token.lstrip or token.single_word}

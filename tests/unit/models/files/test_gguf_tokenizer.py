@@ -151,8 +151,8 @@ def test_templates_with_names(tmp_path: Path) -> None:
     assert written(tmp_path / "a.gguf", folder, len(tokens)).chat_template == "{{ a }}"
 
 
-def test_tokens_that_take_the_space_after_them(tmp_path: Path) -> None:
-    """Phi 3 has such tokens, and llama.cpp knows them by the name of the model."""
+def test_white_space_after_added_tokens(tmp_path: Path) -> None:
+    """Phi 3 has tokens after which white space is dropped. llama.cpp knows them by the name of the model."""
     tokenizer, tokens, _ = sentencepiece(True)
     added = [AddedToken(text, normalized=False, special=True, rstrip=True) for text in ("<|user|>", "<|end|>")]
     tokenizer.add_special_tokens([*added, AddedToken("</s>", normalized=False, special=True, rstrip=True)])
@@ -179,7 +179,7 @@ def test_olmo_composes_characters(tmp_path: Path) -> None:
 def test_tokenizers_that_a_file_cannot_hold(tmp_path: Path) -> None:
     tokenizer, tokens, _ = sentencepiece(True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
-    with pytest.raises(ModelError, match="a GGUF file holds"):
+    with pytest.raises(ModelError, match="allowed in a GGUF file are"):
         written(tmp_path / "a.gguf", in_folder(tmp_path / "model", tokenizer, SPECIAL), len(tokens))
     words = in_folder(tmp_path / "words", Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")), {"unk_token": "a"})
     with pytest.raises(ModelError, match="is of type WordLevel; allowed is BPE"):
