@@ -82,11 +82,13 @@ class ExecutionInfo:
 
     Attributes:
         drafts_ahead: drafts made during a verification that were used, by outcome; grows.
+        groups: parts of the sequences with drafts, of which a step verifies one.
     """
 
     name: str
     reason: str = "as configured"
     drafts_ahead: Mapping[str, int] = field(default_factory=dict)
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class StepStats:
         depth: tokens of the longest draft.
         drafts: sequences with a draft.
         planning: seconds before any model was called.
+        groups: as of ``ExecutionInfo``.
     """
 
     step: int
@@ -113,6 +116,7 @@ class StepStats:
     total: float
     drafts: int = 0
     planning: float = 0.0
+    groups: int = 1
 
     @property
     def working(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class _Window:
     """Measurements of one execution mode since its start."""
 
-    steps: int = 0  # with drafts
+    steps: int = 0  # with drafts; of a trial all
     seconds: float = 0.0
     tokens: int = 0
     verified: int = 0  # drafts that were verified
@@ -219,7 +219,8 @@ class Auto:
     def _measure(self, result: StepResult) -> None:
         drafted = sum(output.draft is not None for output in result.outputs)
         measured = self._measured
-        measured.steps += drafted > 0
+        # a trial ends also if the policy drafts for no sequence in this mode
+        measured.steps += drafted > 0 or self._trial is not None
         if drafted:
             measured.stages.append((drafted, result.times.draft, result.times.target))
 
@@ -260,14 +261,15 @@ class Auto:
         if name == self.info.name:
             return
         self._mode.close()
-        self._mode, self.info = _MODES[name](self.components), ExecutionInfo(name, self.info.reason)
+        self._mode = _MODES[name](self.components)
+        self.info = replace(self._mode.info, reason=self.info.reason)
 
     def _settle(self, reason: str) -> None:
         self._settled, self._load = True, self._width
         self._explain(reason)
 
     def _explain(self, reason: str) -> None:
-        self.info = ExecutionInfo(self.info.name, reason, self._mode.info.drafts_ahead)
+        self.info = replace(self._mode.info, reason=reason)
         _log.info("execution mode %s: %s", self.info.name, reason)
 
 

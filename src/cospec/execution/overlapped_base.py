@@ -28,7 +28,12 @@ class OverlappedMode(ABC):
 
     def __init__(self, components: ModeComponents, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
-        self.info = ExecutionInfo(self.name, drafts_ahead=self.dispatcher.buffer.used)
+        self.info = ExecutionInfo(self.name, drafts_ahead=self.dispatcher.buffer.used, groups=self.groups)
+
+    @property
+    def groups(self) -> int:
+        """Parts of the sequences with drafts, of which a step verifies one."""
+        return 1
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Submit the sequences that need no draft or have one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import ClassVar
 
 from cospec.core.types import Draft, ScheduledRequest
@@ -16,8 +17,8 @@ class Pipelined(OverlappedMode):
         drafter  draft B       draft A       draft B
 
     The planned sequences are the request pool. A full target batch is half of the speculating sequences, or all of them
-    without a drafter. The drafter pauses while a full batch of drafts is pending or ready. Sequences that need no draft
-    are verified in every step.
+    without a drafter. The drafter makes one batch of drafts at a time: two smaller batches would stay apart, each
+    would take a step of its own, and the others would wait. Sequences that need no draft are verified in every step.
 
     Where the verifier takes several steps at a time, a plan is already one of as many microbatches. The drafter drafts
     for the whole microbatch while the target verifies the others. A part would occupy the stages nearly as long.
@@ -25,18 +26,21 @@ class Pipelined(OverlappedMode):
 
     name: ClassVar[str] = "pipelined"
 
+    @property
+    def groups(self) -> int:
+        """Two halves, or whole microbatches."""
+        return 2 if self.components.verifier.max_in_flight == 1 else 1
+
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         """Return the oldest sequences that have a draft, and those that need none."""
         dispatcher = self.dispatcher
-        if self.components.verifier.max_in_flight > 1:
-            self._draft(entries, len(entries))
-            while any(map(dispatcher.waits_for_draft, entries)):
-                dispatcher.wait()
+        if self.groups == 1:
+            dispatcher.draft_missing(entries)
             return entries, dispatcher.drafts_of(entries)
         speculated = sum(entry.budget.depth > 0 for entry in entries)
-        full = (speculated + 1) // 2 if dispatcher.available else speculated
-        self._draft(entries, full)
+        full = ceil(speculated / self.groups) if dispatcher.available else speculated
         while not (batch := self._batch(entries, full)):
+            self._draft(entries, full)
             dispatcher.wait()
         drafts = dispatcher.drafts_of(batch)
         verified = {entry.sequence.id for entry in batch}
@@ -44,14 +48,13 @@ class Pipelined(OverlappedMode):
         return batch, drafts
 
     def _draft(self, entries: Sequence[ScheduledRequest], full: int) -> None:
-        """Submit drafts up to one full target batch (back-pressure)."""
+        """Submit drafts up to one full target batch, unless drafts of these sequences are pending (back-pressure)."""
         dispatcher = self.dispatcher
-        drafted = sum(entry.budget.depth > 0 and not dispatcher.needs_draft(entry) for entry in entries)
-        if drafted < full:
+        waiting = [entry for entry in entries if dispatcher.waits_for_draft(entry)]
+        ready = sum(entry.budget.depth > 0 for entry in entries) - len(waiting)
+        if all(map(dispatcher.needs_draft, waiting)):
             dispatcher.submit_drafts(
-                [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)][
-                    : full - drafted
-                ]
+                [dispatcher.continue_committed(entry) for entry in waiting[: max(0, full - ready)]]
             )
 
     def _batch(self, entries: Sequence[ScheduledRequest], full: int) -> list[ScheduledRequest]:

@@ -104,7 +104,7 @@ class _Program:
         self._steps, self._given = steps, given
         self._n, self._width = steps.gains.shape
         self._levels = int(steps.depths.max())
-        self._counts = min(len(given.verified), int(steps.sizes.sum()) + 1)
+        self._counts = min(len(given.verified), int(np.ceil(steps.sizes.clip(0.0).sum())) + 1)
         taken = self._n * self._width
         self._level, self._count, self._span = taken, taken + self._levels, taken + self._levels + self._counts
         self._rows = self._constraints()
@@ -149,7 +149,7 @@ class _Program:
         for level in range(1, self._levels):
             below[taken + level, self._level + level] = 1
             below[taken + level, self._level + level - 1] = -1
-        verified = lil_matrix((2, self._span + 1))  # exactly one count of verified tokens, equal to the levels' sizes
+        verified = lil_matrix((2, self._span + 1))  # one count of verified tokens, no less than the levels' sizes
         verified[0, self._count : self._span] = 1
         verified[1, :taken] = self._steps.sizes.ravel()
         verified[1, self._count : self._span] = -np.arange(self._counts)
@@ -166,6 +166,6 @@ class _Program:
         return [
             LinearConstraint(ordered.tocsr(), free, ordered_most),
             LinearConstraint(below.tocsr(), free, np.zeros(taken + self._levels)),
-            LinearConstraint(verified.tocsr(), [1, 0], [1, 0]),
+            LinearConstraint(verified.tocsr(), [1, free], [1, 0]),
             LinearConstraint(seconds.tocsr(), free, [0, 0]),
         ]

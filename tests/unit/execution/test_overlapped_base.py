@@ -75,6 +75,26 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
     assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
 
 
+def test_batches_of_different_sizes_become_halves() -> None:
+    """One request begins with drafts, and five join: no group of few stays apart while others wait."""
+    made, sizes = under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), list[int]()
+    verifier = made.execution_mode.components.verifier  # type: ignore[attr-defined]
+    submit = verifier.submit
+
+    def recorded(entries: Any, drafts: Any) -> Any:
+        sizes.append(len(drafts))
+        return submit(entries, drafts)
+
+    override(verifier, submit=recorded)
+    for n in range(6):
+        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
+        made.step()
+    sizes.clear()
+    for _ in range(6):
+        made.step()
+    assert sizes[2:] == [3] * 4
+
+
 class Assuming(ScriptedDrafter):
     """Writes down after how many assumed tokens each draft follows."""
 
@@ -271,6 +291,21 @@ def test_auto_measures_before_it_chooses(
     run_all(made, load)
     assert execution_mode.info.name == name
     assert why in execution_mode.info.reason
+
+
+def test_a_trial_ends_although_the_policy_drafts_for_no_request_in_the_tried_mode(load: list[Any]) -> None:
+    made, execution_mode = auto(True, 4.0)
+    policy = made.scheduler.policy
+    plan = policy.plan
+
+    def only_in_turn(load: BatchState) -> list[DraftBudget]:
+        budgets = plan(load)
+        return budgets if execution_mode.info.name == "sequential" else [DraftBudget()] * len(budgets)
+
+    override(policy, plan=only_in_turn)
+    run_all(made, load)
+    assert execution_mode.info.name == "sequential" and "times the speed" in execution_mode.info.reason
+    assert "alternates" not in execution_mode.info.reason
 
 
 @pytest.mark.parametrize(("acceptance_method", "name"), [("match", "draft-for-outcomes"), ("block", "sequential")])

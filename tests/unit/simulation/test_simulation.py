@@ -143,6 +143,22 @@ def test_pipelined_gains_what_the_paper_promises() -> None:
     assert speed["pipelined"] > 1.3 * speed["sequential"]
 
 
+@pytest.mark.parametrize(("acceptance", "least"), [(0.35, 0.95), (0.8, 1.5)])
+def test_pipelined_goodput_is_no_slower_than_no_drafts(acceptance: float, least: float) -> None:
+    """A forward that takes as long for few tokens as for many: a half batch pays where drafts commit twice as much."""
+    world = {
+        "target": {"cost": {"slopes": [5e-4], "fixed": 0.1}}, "drafting": {"cost": {"fixed": 0.016}},
+        "domains": [{"acceptance": acceptance, "prompt": {"mean": 16}, "output": {"mean": 200}}],
+        "arrivals": {"kind": "closed", "concurrency": [6]}, "requests": 24,
+    }  # fmt: skip
+    variants = ({"policy": "off"}, {"policy": "goodput"}, {"num_speculative_tokens": 4})
+    plain, goodput, fixed = (
+        only(**world, variants=[{"name": "v", "execution_mode": "pipelined", **variant}])["throughput"]
+        for variant in variants
+    )
+    assert goodput >= least * plain and goodput >= 0.95 * fixed
+
+
 def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
     busy = {"kind": "closed", "concurrency": [32]}
     slow = {"cost": {"slopes": [1e-3], "fixed": 0.001}}

@@ -100,7 +100,7 @@ class Goodput(Policy):
         self.num_drafters = NumDrafters(able.num_drafters if options.choose_drafters else 1)
         self.batch = SequenceSelection(options.max_step_seconds or float("inf"), every_size)
         bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
-        self._costs = StepCosts(self.cost, bounds)
+        self._costs, self._groups = StepCosts(self.cost, bounds), 1
         self._shapes = ShapeChoice(context, self._costs, solve, levels, self.trees)
         self._probe_length = min(LENGTH, context.longest)
         self._observed = ObservedSteps()  # since the latest review
@@ -190,6 +190,7 @@ class Goodput(Policy):
                 self.num_drafters.observe(commits, budgets)
         for stats, commits, _ in steps:
             self.cost.observe(stats, self.draft_caches.observe(commits))
+            self._groups = stats.groups
         self.exploration.accrue([stats for stats, _, _ in steps])
 
     def _review(self, ids: list[str], load: BatchState, changed: bool) -> None:
@@ -212,7 +213,7 @@ class Goodput(Policy):
 
     def _is_old(self, load: BatchState) -> bool:
         decision = self._decision
-        if not decision.fits(self.cost.changed, load.other_prefill_tokens):
+        if not decision.fits(self.cost.changed, self._groups, load.other_prefill_tokens):
             return True
         return decision.drifted(self.acceptance.rates(decision.assigned.ids))
 
@@ -238,7 +239,7 @@ class Goodput(Policy):
         now = rates
         lengths = [len(sequence.tokens) for sequence in load.ready]
         backlog = None if self.context.capabilities.costless else self.draft_caches.backlog(load.ready, lengths)
-        inputs = self._costs.inputs(load, lengths, backlog)
+        inputs = self._costs.inputs(load, lengths, backlog, self._groups)
         rates, choice, found = self._choose_num_drafters(rates, inputs)
         if self.options.choose_batch and len(ids) > 1:
             choice, found = self._choose_batch(ids, rates, choice, found, load)
@@ -250,7 +251,8 @@ class Goodput(Policy):
         new_request = self._for_new_request(choice, inputs, load)
         self._shapes.resize(max((budget.depth for budget in found), default=0))
         version = self.cost.changed
-        by_count = self._decision.by_count if self._decision.costs_version == version else {}
+        before = self._decision.costs_version, self._decision.groups
+        by_count = self._decision.by_count if before == (version, self._groups) else {}
         self._decision = Decision(
             assigned=Assignment.of(ids, budgets),
             count=len(ids),
@@ -259,6 +261,7 @@ class Goodput(Policy):
             choice=choice,
             rates=now,
             overall_rate=self.acceptance.overall,
+            groups=self._groups,
             costs_version=version,
             other_tokens=load.other_prefill_tokens,
             expires=self._step + int(turns * (KEEP if trusted else FIRST_WAIT)),
@@ -276,7 +279,7 @@ class Goodput(Policy):
             choice, budgets: the best lengths of a step with all sequences.
         """
         context = sum([len(sequence.tokens) for sequence in load.ready]) / len(ids)
-        inputs = lru_cache(lambda size: self._costs.inputs(load, [context] * size, None))
+        inputs = lru_cache(lambda size: self._costs.inputs(load, [context] * size, None, self._groups))
 
         def solved(places: Sequence[int]) -> tuple[LengthChoice, list[DraftBudget]]:
             return self._problem.solve(rates[list(places)], inputs(len(places)), self.options.per_sequence)
@@ -309,7 +312,7 @@ class Goodput(Policy):
             return None
         rows = grid_rows(rates)
         levels = self._problem.steps(rows, inputs)
-        longest = (levels.gains > 0).sum(axis=1)
+        longest = (self._problem.shapes.gains[rows] > 0).sum(axis=1)
         lengths = {
             PLAIN: np.zeros_like(counts),
             "longer": np.where(counts > 0, np.minimum(counts + 1, longest), 0),

@@ -59,10 +59,12 @@ class Decision:
         assigned: the budgets of the present requests. Requests may come and go while the decision holds.
         count: the number of requests that the lengths were chosen for.
         new_request: the budget of a request whose acceptance rate is unknown.
-        by_count: such budgets by the number of requests; all were chosen with the same version of the costs.
+        by_count: such budgets by the number of requests; all were chosen with the same version of the costs, and as
+            many groups.
         choice: the optimizer's solution; None before the first decision.
         rates: ``[n]``, acceptance rates of the requests, or one rate for all.
         overall_rate: acceptance rate of all requests together.
+        groups: parts of the requests with drafts, of which a step verifies one.
         costs_version: of the time model.
         other_tokens: known tokens of other requests in the step.
         expires: the step after which the next review makes a new decision.
@@ -75,6 +77,7 @@ class Decision:
     choice: LengthChoice | None = None
     rates: Floats | float = 0.0
     overall_rate: float = 0.0
+    groups: int = 1
     costs_version: int = -1
     other_tokens: int = 0
     expires: int = 0
@@ -101,10 +104,11 @@ class Decision:
         """Whether so many requests are far more or far fewer than the lengths were chosen for."""
         return not requests < RESIZED * self.count < RESIZED**2 * requests
 
-    def fits(self, costs_version: int, other_tokens: int) -> bool:
+    def fits(self, costs_version: int, groups: int, other_tokens: int) -> bool:
         """Whether the costs and the rest of the step are as they were."""
         tolerated = OTHER_TOKENS + self.other_tokens // 8
-        return costs_version == self.costs_version and abs(other_tokens - self.other_tokens) <= tolerated
+        same = (costs_version, groups) == (self.costs_version, self.groups)
+        return same and abs(other_tokens - self.other_tokens) <= tolerated
 
     def drifted(self, rates: Floats) -> bool:
         """Whether the acceptance rates, now ``rates [n]``, moved so far that the decision is old."""

@@ -8,6 +8,7 @@ for equal costs. No level is sorted before a level that it builds on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 TINY = 1e-12  # seconds; a level without cost has a finite value
 SAME = 1e-6  # relative difference of equal costs
+EXACT = 1e-9  # tokens; a sum of sizes is that close to the whole number that it stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class DraftLevels:
 
     @property
     def sizes(self) -> Floats:
-        """Draft tokens, whole numbers."""
+        """Draft tokens; whole numbers, unless a step verifies one of several groups of sequences."""
         return np.asarray(self.values[1])
 
     @property
@@ -72,7 +74,7 @@ class StepLimits:
 
     Attributes:
         tokens: expected tokens without drafts, one per sequence.
-        seconds: without drafts, and without the target's seconds per token.
+        seconds: neither of drafting nor of the target.
         verified: ``[M + 1]``, the target's seconds for its tokens including m draft tokens.
         levels: ``[D + 1]``, fixed seconds of drafting to depth d.
         longest: longest step in seconds (T_max).
@@ -86,18 +88,19 @@ class StepLimits:
     longest: float = float("inf")
     overlap: bool = False
 
-    def duration(self, verified: int, draft: float, depth: int) -> float:
-        """Return the seconds of a step with ``verified`` draft tokens, infinite beyond the limits.
+    def duration(self, verified: float, draft: float, depth: int) -> float:
+        """Return the seconds of a step with ``verified`` draft tokens, rounded up, infinite beyond the limits.
 
         Args:
             draft: seconds of drafting, without the fixed seconds of each level.
             depth: of the deepest draft.
         """
-        if verified >= len(self.verified):
+        count = max(0, ceil(verified - EXACT))
+        if count >= len(self.verified):
             return float("inf")
-        drafting, target = draft + float(self.levels[depth]), float(self.verified[verified])
+        drafting, target = draft + float(self.levels[depth]), float(self.verified[count])
         seconds = self.seconds + (max(drafting, target) if self.overlap else drafting + target)
-        return seconds if seconds <= self.longest or not verified else float("inf")
+        return seconds if seconds <= self.longest or not depth else float("inf")
 
     def undrafted(self, n: int) -> LengthChoice:
         """Return the outcome without drafts for ``n`` sequences."""
@@ -129,7 +132,7 @@ def allocate(steps: DraftLevels, given: StepLimits) -> list[LengthChoice]:
     found = _cut(steps, given, (-values).argsort(axis=1, kind="stable"), counts)
     differ = _differ(steps)
     if differ.any():
-        gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=2).reshape(menus, n * width)
+        gains = _ratios(steps.gains, steps.sizes).reshape(menus, n * width)
         order = (-gains).argsort(axis=1, kind="stable")
         alone = _cut(steps, given, order, differ * (n * width))
         found = [max(both, key=lambda choice: choice.goodput) for both in zip(found, alone, strict=True)]
@@ -140,7 +143,7 @@ def _differ(steps: DraftLevels) -> npt.NDArray[np.bool_]:
     """Return whether the cost of a token at some level differs between sequences, ``[M]``."""
     if steps.gains.shape[1] == 1:
         return np.zeros(len(steps.gains), np.bool_)
-    prices = steps.costs / steps.sizes
+    prices = steps.costs / np.maximum(steps.sizes, TINY)
     return np.asarray((abs(prices - prices[:, :1]) > SAME * prices[:, :1]).any(axis=(1, 2)))
 
 
@@ -167,7 +170,8 @@ def _cut(steps: DraftLevels, given: StepLimits, order: Ints, counts: Ints) -> li
     tokens, verified, draft = (taken * values).cumsum(axis=3)
     tokens += given.tokens
     draft += given.levels[tried]
-    target = given.verified.take(verified.astype(np.int64), mode="clip")
+    verified = np.ceil(verified - EXACT).astype(np.int64)
+    target = given.verified.take(verified, mode="clip")
     seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
     allowed = listed & (verified < len(given.verified)) & (seconds <= given.longest)
     if not one_pass:
@@ -191,11 +195,15 @@ def _values(steps: DraftLevels, slope: float) -> Floats:
     Args:
         slope: the target's seconds per token.
     """
-    price = steps.costs + steps.sizes * slope
-    together = steps.gains.cumsum(axis=2) / (price.cumsum(axis=2) + TINY)
+    return _ratios(steps.gains, steps.costs + steps.sizes * slope)
+
+
+def _ratios(gains: Floats, price: Floats) -> Floats:
+    """Return ``gains / price`` of each level, ``[M, n, J]``, not increasing along a sequence."""
+    together = gains.cumsum(axis=2) / np.maximum(price.cumsum(axis=2), TINY)
     # The first level carries the start-up cost of a draft, so the first levels are valued together.
     best = together.argmax(axis=2)[:, :, None]
-    alone = steps.gains / (price + TINY)
+    alone = gains / np.maximum(price, TINY)
     values = np.where(np.arange(price.shape[2]) <= best, together.max(axis=2, keepdims=True), alone)
     return np.asarray(np.minimum.accumulate(values, axis=2, out=values))
 

@@ -84,16 +84,17 @@ class LengthProblem:
     def _uniform(self, menu: DraftShapes, rate: float, inputs: LengthInputs) -> Solution:
         given, n, row = self.limits(inputs), inputs.sequences, round(rate * GRID)
         budgets, token_cost = menu.budgets[row], self.costs.token_cost(inputs)
-        tokens, verified, draft = given.tokens, 0, n * self.costs.draft_cost
+        group = n / inputs.groups
+        tokens, verified, draft = given.tokens - n + group, group - n, group * self.costs.draft_cost
         if inputs.backlog is not None:
             draft += float(inputs.backlog.sum())
         nothing = given.undrafted(n)
         best = 0, nothing.tokens, nothing.seconds
-        goodput = nothing.goodput
+        goodput = nothing.goodput if len(given.verified) > 1 else float("inf")
         levels = zip(menu.gains[row].tolist(), menu.sizes[row].tolist(), menu.depths[row].tolist(), strict=True)
         # levels beyond the last budget are padding, and may look cheap
         for count, (gain, size, depth) in enumerate(islice(levels, len(budgets) - 1), 1):
-            tokens, verified, draft = tokens + n * gain, verified + n * size, draft + n * size * token_cost
+            tokens, verified, draft = tokens + group * gain, verified + group * size, draft + group * size * token_cost
             seconds = given.duration(verified, draft, depth)
             if tokens / seconds > goodput:
                 best, goodput = (count, tokens, seconds), tokens / seconds
@@ -107,12 +108,19 @@ class LengthProblem:
         return self._priced(rows, inputs, self.place)
 
     def _priced(self, rows: Ints, inputs: LengthInputs, places: slice | int) -> DraftLevels:
-        """Return the draft levels of each sequence in the menus at ``places``."""
+        """Return the draft levels of each sequence in the menus at ``places``.
+
+        Where a step verifies one of several groups, the levels have their means over steps. The first level then also
+        has the token that the sequence does not commit, and does not compute, in the steps of other groups.
+        """
         shapes, depths = self._levels[0][:, places, rows], self._levels[1][places, rows]
         values = np.empty((3, *depths.shape))
         values[:2] = shapes
         costs = np.multiply(shapes[1], self.costs.token_cost(inputs), out=values[2])
         costs[..., 0] += self.costs.draft_cost
+        if inputs.groups > 1:
+            values /= inputs.groups
+            values[:2, ..., 0] -= 1.0 - 1.0 / inputs.groups
         if inputs.backlog is not None:
             costs[..., 0] += inputs.backlog
         return DraftLevels(values, depths)
@@ -128,6 +136,6 @@ class LengthProblem:
         depths = (taken * steps.depths).max(axis=(1, 2))
         found = zip(counts, gains, sizes, costs, depths.tolist(), strict=True)
         return [
-            LengthChoice(count, given.tokens + gain, given.duration(int(size), cost, depth))
+            LengthChoice(count, given.tokens + gain, given.duration(size, cost, depth))
             for count, gain, size, cost, depth in found
         ]

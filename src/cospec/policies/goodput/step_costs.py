@@ -33,6 +33,8 @@ class LengthInputs:
             are none.
         others: known tokens of other sequences in the step.
         room: draft tokens that fit.
+        groups: parts of the sequences with drafts, of which a step verifies one. The others are charged their cached
+            tokens and the target's seconds per sequence all the same, so drafts look a little dearer than they are.
     """
 
     sequences: int
@@ -40,6 +42,7 @@ class LengthInputs:
     backlog: Floats | None
     others: int
     room: int
+    groups: int = 1
 
 
 class StepCosts:
@@ -49,14 +52,17 @@ class StepCosts:
         self.latency, self.bounds = latency, bounds
         self._known: dict[tuple[float, ...], StepLimits] = {}  # by all that the costs of a step depend on
 
-    def inputs(self, load: BatchState, lengths: Sequence[float], backlog: Floats | None) -> LengthInputs:
-        """Return the inputs of a step; the room in the cache is M_max."""
-        n = len(lengths)
-        room = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens
+    def inputs(
+        self, load: BatchState, lengths: Sequence[float], backlog: Floats | None, groups: int = 1
+    ) -> LengthInputs:
+        """Return the inputs of a step; the room in the cache is M_max. One sequence is no more than one group."""
+        n, groups = len(lengths), min(len(lengths), groups)
+        planned = min(load.token_budget, load.free_cache_tokens) - n - load.other_prefill_tokens  # in all groups
+        room = (planned - (groups - 1) * n) // groups
         if self.bounds.tokens is not None:
             room = min(room, self.bounds.tokens)
         fed = None if backlog is None else self.feeding(backlog)
-        return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
+        return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room), groups)
 
     def limits(self, inputs: LengthInputs, most_tokens: int, deepest: int) -> StepLimits:
         """Return the step's costs by number of draft tokens, without other sequences' known tokens.
@@ -82,9 +88,10 @@ class StepCosts:
         tokens = np.arange(min(most_tokens * n, inputs.room) + 1.0)
         verified = target.tokens_of_all(tokens + (n + inputs.others))
         others = float(verified[0]) - target.tokens(n)
-        verified += rest.slopes[0] * tokens - others
         context = target.context * inputs.context * n
-        seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
+        verified += target.start + target.fixed + context + target.sequence * n - others
+        verified += rest.slopes[0] * tokens
+        seconds = rest.seconds(0.0, 0.0, n)
         depths = np.arange(deepest + 1)
         per_level = 0.0 if capabilities.costless else latency.draft.fixed
         levels = np.asarray(per_level * (np.minimum(depths, 1) if capabilities.single_pass else depths), np.float64)

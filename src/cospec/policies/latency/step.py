@@ -72,6 +72,7 @@ class StepLatency:
         self._depth, self._repeats = 0.0, 0  # of the latest step, and the number of equal steps before
         self._drafts = [OnlineFit(whole.scaled(max(1, m) / self.drafters), trust) for m in range(self.drafters + 1)]
         self._overlapped = 0.0  # share of the shorter of both that overlaps with the longer
+        self._drafted = 0  # steps that this share was learned from
         self._errors: deque[float] = deque(maxlen=ERROR_WINDOW)
         self._store = StepStore()
         self._latest: StepStats | None = None
@@ -92,7 +93,9 @@ class StepLatency:
 
     @property
     def overlap(self) -> bool:
-        """Whether drafting and verification overlap."""
+        """Whether drafting and verification overlap; before any draft, whether the execution mode has groups for it."""
+        if not self._drafted:
+            return self._latest is not None and self._latest.groups > 1
         return self._overlapped > 0.5
 
     @property
@@ -166,8 +169,9 @@ class StepLatency:
         shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(draft)
         shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[shorter > 0]
         if len(shares):
-            keep_overlapped = (1.0 - UPDATE_RATE) ** len(shares)
-            self._overlapped += (1.0 - keep_overlapped) * (float(bounded(shares, 0.0, 1.0).mean()) - self._overlapped)
+            self._drafted += len(shares)
+            weight = max(1.0 - (1.0 - UPDATE_RATE) ** len(shares), len(shares) / self._drafted)
+            self._overlapped += weight * (float(bounded(shares, 0.0, 1.0).mean()) - self._overlapped)
         spent = np.maximum(draft, target) if self.overlap else both
         typical = REST.of_all(0.0, steps.proposed, steps.sequences)
         factor = max(0.0, middle((steps.working - spent) / typical))

@@ -46,9 +46,10 @@ def test_whom_the_optimizer_drafts_for() -> None:
 
 
 def test_a_decision_is_old_when_costs_load_or_rates_moved() -> None:
-    made = decision([1, 2, 3], costs_version=7, other_tokens=80)
-    assert made.fits(7, 80) and made.fits(7, 80 + 26) and made.fits(7, 80 - 26)
-    assert not made.fits(8, 80) and not made.fits(7, 80 + 27) and not made.fits(7, 80 - 27)
+    made = decision([1, 2, 3], costs_version=7, groups=2, other_tokens=80)
+    assert made.fits(7, 2, 80) and made.fits(7, 2, 80 + 26) and made.fits(7, 2, 80 - 26)
+    assert not made.fits(8, 2, 80) and not made.fits(7, 2, 80 + 27) and not made.fits(7, 2, 80 - 27)
+    assert not made.fits(7, 1, 80)
     assert not made.drifted(np.full(3, 0.5 + 0.99 * DRIFT))
     assert made.drifted(np.full(3, 0.5 - 1.01 * DRIFT))
     one = np.array([0.5, 0.5 + 1.7 * DRIFT, 0.5])

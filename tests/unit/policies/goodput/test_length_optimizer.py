@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Machine:
     knee: int = 6
     context: float = 0.0  # how much dearer each sequence's drafting is than that of the one before
     tree: bool = False
+    groups: int = 1  # of the sequences with drafts; a step verifies one group
 
 
 def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[DraftLevels, StepLimits]:
@@ -41,7 +43,9 @@ def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[D
     n, most = len(rates), int(sizes.sum())
     counts = np.arange(n, n + most + 1)
     verified = on.token * np.minimum(counts, on.knee) + on.beyond * np.maximum(counts - on.knee, 0)
-    return DraftLevels(np.array([gains, sizes, sizes * own[:, None]]), depths), StepLimits(
+    values = np.array([gains, sizes, sizes * own[:, None]]) / on.groups
+    values[:2, :, 0] -= 1.0 - 1.0 / on.groups
+    return DraftLevels(values, depths), StepLimits(
         float(n),
         1e-3,
         verified,
@@ -68,37 +72,38 @@ def brute(steps: DraftLevels, given: StepLimits) -> float:
     best = 0.0
     for counts in product(range(width + 1), repeat=n):
         taken = np.arange(width) < np.array(counts)[:, None]
-        m = int((steps.sizes * taken).sum())
+        m = max(0, ceil((steps.sizes * taken).sum() - 1e-9))
         if m >= len(given.verified):
             continue
         depth = int((steps.depths * taken).max())
         draft = float((steps.costs * taken).sum()) + (given.levels[depth] if depth else 0.0)
         target = float(given.verified[m])
         seconds = (max(draft, target) if given.overlap else draft + target) + given.seconds
-        if seconds <= given.longest or m == 0:
+        if seconds <= given.longest or not any(counts):
             best = max(best, (given.tokens + float((steps.gains * taken).sum())) / seconds)
     return best
 
 
 rates = st.lists(st.floats(0, 1), min_size=1, max_size=4)
+groups = st.integers(1, 3)
 
 
-@settings(max_examples=40)
-@given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.booleans())
-@example([0.875, 1.0], 1e-6, 0.0, 9.5e-4, False)  # a step up after six tokens; one sequence costs more than the other
+@settings(max_examples=60)
+@given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.booleans(), groups)
+@example([0.875, 1.0], 1e-6, 0.0, 9.5e-4, False, 1)  # a step up after six tokens; one sequence costs more
 def test_every_choice_is_within_a_hundredth_of_the_exact_one(
-    alphas: list[float], token: float, level: float, beyond: float, overlap: bool
+    alphas: list[float], token: float, level: float, beyond: float, overlap: bool, groups: int
 ) -> None:
-    steps, given_ = problem(alphas, Machine(token, level, beyond, context=0.2), overlap=overlap)
+    steps, given_ = problem(alphas, Machine(token, level, beyond, context=0.2, groups=groups), overlap=overlap)
     assert best(steps, given_).goodput >= 0.99 * brute(steps, given_)
 
 
 @settings(max_examples=25)
-@given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.booleans())
+@given(rates, st.floats(1e-6, 1e-3), st.floats(0, 2e-3), st.floats(1e-6, 1e-3), st.booleans(), groups)
 def test_equal_to_the_mixed_integer_form(
-    alphas: list[float], token: float, level: float, beyond: float, overlap: bool
+    alphas: list[float], token: float, level: float, beyond: float, overlap: bool, groups: int
 ) -> None:
-    steps, given_ = problem(alphas, Machine(token, level, beyond), overlap=overlap)
+    steps, given_ = problem(alphas, Machine(token, level, beyond, groups=groups), overlap=overlap)
     exact = solve(steps, given_)
     assert exact.goodput == pytest.approx(brute(steps, given_), rel=5e-3)
     assert best(steps, given_).goodput == pytest.approx(exact.goodput, rel=0.01)
