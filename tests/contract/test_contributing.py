@@ -245,7 +245,7 @@ def test_an_http_endpoint(tmp_path: Path) -> None:
     module = ModuleType("recipe_endpoint")
     exec(compile(code, str(PAGE), "exec"), module.__dict__)
     tokens = TextTokenizer(tokenizer_of(str(write_tokenizer(tmp_path))), 256, 257)
-    client: Any = InfoOnly(EngineInfo("fake", str(tmp_path), 256, 257, ("auto", "block")))
+    client: Any = InfoOnly(EngineInfo("fake", str(tmp_path), 256, 257))
     service = Service(client, tokens, ServerMetrics("fake"), ServerSettings(api_key=("secret",)))
     app = create_app(service)
     module.__dict__["add_count"](app, service)

@@ -6,12 +6,11 @@ All requests are enumerated together, and whoever asks for the same numbers gets
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from cospec.assembly.build import assemble
@@ -24,63 +23,20 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
-from cospec.rng.random_streams import StreamKind
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
-from harness.enumerated_draws import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
+from harness.enumerated_draws import BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.in_flight import QueuedModel
 from harness.pools import pool_of
 from harness.reference import joint_distribution_of
-from harness.toys import drawing, run_all, tokens_of, toy_engine
+from harness.remembered_draws import Numbers, remembered
+from harness.toys import run_all, tokens_of, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3
 LENGTH = 3  # tokens of each; rounds draft from the second on
 FIRST = Request("first", (0, 1, 0), SamplingParams(max_tokens=LENGTH, seed=7), 7)
 OTHER_PROMPT = replace(FIRST, id="second", prompt=(1, 2, 0))
 OTHER_TEMPERATURE = replace(FIRST, id="second", sampling=replace(FIRST.sampling, temperature=0.6))
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """One run's random numbers, each of them known by its key."""
-
-    trace: BranchTrace
-    known: dict[tuple[int, ...], Uniform] = field(default_factory=dict)
-
-    def draws(self, seed: int, base: int) -> RememberedDraws:
-        return RememberedDraws(self, seed, base)
-
-
-@dataclass(frozen=True)
-class RememberedDraws:
-    """Stands in for ``RandomStreams``; a token is where its number falls among the weights."""
-
-    numbers: Numbers
-    seed: int
-    base: int
-
-    def uniforms(self, position: int, count: int, stream_kind: StreamKind, branch: int = 0) -> list[Uniform]:
-        return [self._number(place, stream_kind, branch, 0) for place in range(position, position + count)]
-
-    def token(self, weights: np.ndarray, position: int, stream_kind: StreamKind, branch: int = 0) -> int:
-        number = self._number(position, stream_kind, branch, 1)
-        bounds = np.cumsum(weights / weights.sum())
-        below = (token for token, bound in enumerate(bounds[:-1]) if weights[token] > 0 and number < bound)
-        return next(below, int(np.flatnonzero(weights)[-1]))
-
-    def stream(
-        self, position: int, stream_kind: StreamKind, branch: int = 0
-    ) -> tuple[RememberedDraws, int, StreamKind, int]:
-        return self, position, stream_kind, branch
-
-    def _number(self, position: int, stream_kind: StreamKind, branch: int, kind: int) -> Uniform:
-        once = (0, 0) if stream_kind is StreamKind.TARGET else (branch, self.base)
-        key = (self.seed, stream_kind, position, *once, kind)
-        return self.numbers.known.setdefault(key, Uniform(self.numbers.trace))
-
-
-def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, StreamKind, int]]) -> list[int]:
-    return [stream[0].token(row, *stream[1:]) for row, stream in zip(rows, streams, strict=True)]
 
 
 def distribution_of_last(
@@ -95,8 +51,7 @@ def distribution_of_last(
 
     def run(trace: BranchTrace) -> tuple[int, ...]:
         engine = toy_engine(target, drafter(), acceptance_method, k=2, **shape)
-        numbers = Numbers(trace)
-        with drawing(numbers.draws), patch("cospec.acceptance.python_verification.exponential_sample", _race):
+        with remembered(Numbers(trace)):
             for request in requests:
                 found = tokens_of(
                     run_all(

@@ -1,8 +1,9 @@
 """An engine without a model: it repeats the prompt, two tokens a round, the first as if from a drafter.
 
 Words in the prompt make it misbehave: ``BREAK`` raises in a round and names its request, ``COLLAPSE`` raises without
-naming anybody, ``DIE`` ends the process, ``LOSE`` loses the target for good, ``SLOW`` takes its time,
-``FOREVER`` does not come to an end. A module, so that the engine's process can import it.
+naming anybody, ``DIE`` ends the process, ``FALL`` ends the process once eight others are there, or two that were there
+before, ``LOSE`` loses the target after its first tokens, ``SLOW`` takes its time, ``FOREVER`` does not come to an end.
+A module, so that the engine's process can import it.
 """
 
 from __future__ import annotations
@@ -133,10 +134,6 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    @property
-    def acceptance_methods(self) -> tuple[str, str]:
-        return "auto", "block"
-
     def set_wakeup_fd(self, descriptor: int) -> None:
         pass
 
@@ -148,12 +145,16 @@ class FakeEngine:
         texts = {id: self._text.decode(list(request.prompt)) for id, request in self._requests.items()}
         if any("DIE" in text for text in texts.values()):
             os._exit(3)
+        others = [request for id, request in self._requests.items() if "FALL" not in texts[id]]
+        if len(others) < len(texts) and (len(others) >= 8 or sum(bool(each.resumed_output) for each in others) >= 2):
+            os._exit(4)
         if any("COLLAPSE" in text for text in texts.values()):
             raise RuntimeError("all of it broke")
         broken = tuple(id for id, text in texts.items() if "BREAK" in text)
         if broken:
             raise RequestsFailed("it broke", broken)
-        if any("LOSE" in text for text in texts.values()):
+        begun = [id for id, request in self._requests.items() if self._written[id] and not request.resumed_output]
+        if any("LOSE" in texts[id] for id in begun):
             self.ended = "The target is lost."
         if any("SLOW" in text or "FOREVER" in text for text in texts.values()):
             time.sleep(SLOW_SECONDS)

@@ -187,19 +187,6 @@ def test_drain_that_takes_too_long_ends_the_rest(own_server: Running) -> None:
         assert engine_running(own_server) == 0
 
 
-def test_death_of_the_engine_ends_sampled_streams(own_server: Running) -> None:
-    body = {"prompt": "FOREVER", "stream": True}
-    with own_server.http.stream("POST", "/v1/completions", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        assert own_server.post("/v1/completions", prompt="DIE").status_code == 503
-        rest = [line for line in lines if line]
-    error = json.loads(rest[-2].removeprefix("data: "))["error"]
-    assert error["type"] == "service_unavailable"
-    assert "exit code 3" in error["message"]
-    assert own_server.http.get("/metrics").status_code == 200
-
-
 def test_every_answer_has_a_request_id(server: Running) -> None:
     body = {"prompt": "ab", "max_tokens": 2}
     answer = server.post("/v1/completions", **body)

@@ -26,7 +26,6 @@ from cospec.runtime.codec import Codec
 from cospec.runtime.engine_client import EngineStatus, RequestRefused
 from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
 from cospec.runtime.request_replay import LiveRequest, next_event
-from cospec.text.input_processor import acceptance_method_of
 
 MAX_LOST_REPLICAS = 8  # the loss that ends a request; the replica judges requests that end its engine process
 FIRST_DELAY, MAX_DELAY = 0.1, 2.0  # seconds before a request asks a replica again
@@ -103,12 +102,11 @@ class ReplicatedEngine:
 
         Raises:
             RequestRefused: the engine does not take one of them; the others are aborted.
-            EngineStopped: a replica was lost with a request that cannot be replayed.
+            EngineStopped: too many replicas were lost with a request.
         """
         queue: asyncio.Queue[Event | CospecError] = asyncio.Queue()
         for request in requests:
-            replayable = acceptance_method_of(request, *self._info.acceptance_methods) == "match"
-            live = self._live[request.id] = LiveRequest(request, queue, replayable)
+            live = self._live[request.id] = LiveRequest(request, queue)
             self._streams[request.id] = asyncio.create_task(self._follow(live))
         open_ids = {request.id for request in requests}
         try:

@@ -113,11 +113,6 @@ class Engine:
         return self.parts.input_processor.max_len
 
     @property
-    def acceptance_methods(self) -> tuple[str, str]:
-        """See ``InputProcessor.acceptance_methods``."""
-        return self.parts.input_processor.acceptance_methods
-
-    @property
     def has_work(self) -> bool:
         return bool(self._sequences)
 
@@ -376,6 +371,7 @@ class Engine:
             total=seconds,
             drafts=drafts,
             planning=step.planning,
+            groups=self.execution_mode.info.groups,
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(result.outputs, commits, stats)

@@ -5,8 +5,9 @@ queue of its request; the stream ends after the last request's final event. What
 stops, the engine refuses, an abort) also aborts the rest of its requests, which frees their KV cache.
 
 Life of the engine: ``start`` ──ready──► serves ──dies or freezes──► waits ──► restarts ──ready──► serves. A new process
-goes on with the requests that ``request_replay.LiveRequest`` can replay; the others end with an error. An engine that
-dies too often ends the client for good, see ``engine_supervision.RestartPolicy``.
+goes on with the requests, see ``request_replay.LiveRequest``. Requests that were in a crash return one after another,
+so that a request that crashes the next process too ends alone. An engine that dies too often ends the client for good,
+see ``engine_supervision.RestartPolicy``.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from cospec.runtime.messages import (
     Submit,
 )
 from cospec.runtime.request_replay import LiveRequest, next_event
-from cospec.text.input_processor import acceptance_method_of
 
 METRICS_SECONDS = 2.0  # how long the engine may take to answer; scrapers give up after ten
+STEPS_ALONE = 2  # of the engine, after which the next returning request follows; the first may have begun before
+LOOK_SECONDS = 0.02  # between two looks at these steps
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,9 @@ class AsyncEngineClient:
         self._end: str | None = None  # why there is no engine any more
         self._ended = asyncio.Event()
         self._restarts = self._replayed = 0
+        self._returning = set[str]()  # requests that were in a crash, and are not in the new process yet
+        self._cleared = set[str]()  # those that returned without a further crash, until all have returned
+        self._misled = False  # the latest crash was while requests returned
 
     async def start(self, config: EngineConfig, files: Sequence[int] = ()) -> EngineInfo:
         """Start the process and wait until the model is loaded.
@@ -161,8 +166,7 @@ class AsyncEngineClient:
             ) from None
         queue: asyncio.Queue[Event | CospecError] = asyncio.Queue()
         for request in requests:
-            replayable = acceptance_method_of(request, *self.info.acceptance_methods) == "match"
-            self._live[request.id] = LiveRequest(request, queue, replayable)
+            self._live[request.id] = LiveRequest(request, queue)
         self._idle.clear()
         open_ids = {request.id for request in requests}
         try:
@@ -259,7 +263,7 @@ class AsyncEngineClient:
     ) -> tuple[float | None, str | None]:
         """Dispatch the replies of one process until it has ended; when it was ready, and its reason for the end."""
         begun, started, reason = time.monotonic(), None, None
-        watch = asyncio.create_task(self._watch_start(process))
+        watch, replay = asyncio.create_task(self._watch_start(process)), None
         try:
             async for reply in process.replies():
                 match reply:
@@ -271,7 +275,7 @@ class AsyncEngineClient:
                         self._monitor = ProgressMonitor(self._supervision)
                         watch = asyncio.create_task(self._watch(process))
                         self._process = process
-                        self._replay(process)
+                        replay = asyncio.create_task(self._replay(process))
                         if not ready.done():
                             ready.set_result(info)
                     case Failed(message):
@@ -280,6 +284,8 @@ class AsyncEngineClient:
                         self._dispatch(reply)
         finally:
             watch.cancel()
+            if replay is not None:
+                replay.cancel()
         return started, reason
 
     async def _watch_start(self, process: EngineProcessHandle) -> None:
@@ -297,20 +303,41 @@ class AsyncEngineClient:
         log.error("The engine makes no progress; its process is killed.")
         process.kill()
 
-    def _replay(self, process: EngineProcessHandle) -> None:
-        """Give a new process the requests that survived the old one."""
-        requests = tuple(live.resumed() for live in self._live.values())
-        if requests:
-            log.warning("The new engine process goes on with %d requests.", len(requests))
-            self._replayed += len(requests)
-            process.send(Submit(requests))
+    async def _replay(self, process: EngineProcessHandle) -> None:
+        """Give a new process the requests that survived the old one; those that were in a crash one after another."""
+        survivors = list(self._live.values())
+        if not survivors:
+            return
+        log.warning("The new engine process goes on with %d requests.", len(survivors))
+        self._replayed += len(survivors)
+        self._returning = {live.request.id for live in survivors if live.crashes}
+        self._cleared.clear()
+        process.send(Submit(tuple(live.resumed() for live in survivors if not live.crashes)))
+        for live in survivors:
+            id = live.request.id
+            if id in self._returning and id in self._live:
+                self._returning.remove(id)
+                process.send(Submit((live.resumed(),)))
+                sent = process.progress
+                while process.progress < sent + STEPS_ALONE:
+                    await asyncio.sleep(LOOK_SECONDS)
+                self._cleared.add(id)
+        self._returning.clear()
+        self._cleared.clear()
+        self._misled = False
 
     def _orphan(self, reason: str, crashed: bool) -> None:
-        """The process has ended: end what cannot be replayed. A process with a reason has not crashed."""
+        """The process has ended: end what was in too many crashes. A process with a reason has not crashed.
+
+        While requests return, a crash is the fault of the latest, or of a new request. If that was wrong, the next
+        crash may be the fault of each request in the process.
+        """
+        cleared = set[str]() if self._misled else self._cleared
         for id, live in list(self._live.items()):
-            if not live.survives(crashed=crashed):
+            if id not in self._returning and not live.survives(crashed=crashed and id not in cleared):
                 live.fail(EngineStopped(reason))
                 self._forget(id)
+        self._misled = crashed and bool(self._returning or self._cleared)
 
     def _finish(self, reason: str) -> None:
         """There is no engine any more."""

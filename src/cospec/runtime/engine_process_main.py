@@ -61,8 +61,6 @@ class EngineLike(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
-    def acceptance_methods(self) -> tuple[str, str]: ...
-    @property
     def ended(self) -> str | None: ...
     def add(self, request: Request) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
@@ -282,7 +280,6 @@ def _describe(engine: EngineLike) -> EngineInfo:
         tokenizer_path=str(getattr(engine.tokenizer, "name_or_path", "") or engine.model_path or ""),
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
-        acceptance_methods=engine.acceptance_methods,
     )
 
 

@@ -54,14 +54,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
     Attributes:
         model_name: the name that requests ask for.
         tokenizer_path: folder or hub name of the tokenizer.
-        acceptance_methods: the configured method and the method of sampled requests.
     """
 
     model_name: str
     tokenizer_path: str
     max_model_len: int
     vocab_size: int
-    acceptance_methods: tuple[str, str]
 
 
 class Submit(ProtocolMessage, frozen=True):

@@ -1,7 +1,9 @@
 """The requests that an engine process works on, and what a new process needs to go on with them.
 
-Under ``match`` the text of a request is a function of prompt, parameters and seed. A new process that is given the
-delivered tokens as ``Request.resumed_output`` therefore goes on exactly where the dead process stopped.
+A new process is given the delivered tokens as ``Request.resumed_output``. Under ``match`` the text of a request is a
+function of prompt, parameters and seed, so the new process writes what the dead process would have written. Other
+acceptance methods keep the distribution: the numbers of a step depend on the number of tokens before the step, so no
+number that decided about a delivered token decides about a later token (``rng/random_streams.py``).
 """
 
 from __future__ import annotations
@@ -21,14 +23,12 @@ class LiveRequest:
     """A request that has not finished, and what was delivered of its output.
 
     Attributes:
-        replayable: whether a second process would write the same tokens.
         losses: engine processes or replicas that were lost with the request.
         crashes: losses that the request may have caused.
     """
 
     request: Request
     events: asyncio.Queue[Event | CospecError]
-    replayable: bool
     tokens: list[int] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
     ttft: float | None = None
@@ -60,7 +60,7 @@ class LiveRequest:
         """
         self.losses += 1
         self.crashes += crashed
-        return self.replayable and self.crashes < most
+        return self.crashes < most
 
     def resumed(self) -> Request:
         """The request as a new process has to be given it."""

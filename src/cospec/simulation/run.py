@@ -75,7 +75,7 @@ class Replica:
         id = str(request.number)
         params = SamplingParams(temperature=0.0, max_tokens=len(request.output), ignore_eos=True)
         made = Request(id, request.prompt, params, request.number, moment, id)
-        self.take(request, LiveRequest(made, asyncio.Queue(), replayable=True), moment)
+        self.take(request, LiveRequest(made, asyncio.Queue()), moment)
 
     def take(self, request: SimulatedRequest, live: LiveRequest, moment: float) -> None:
         """Add a request at ``moment``, after the tokens that another engine has written."""

@@ -71,6 +71,9 @@ def acceptance_method_of(request: Request, configured: str, sampled: str) -> str
 def own_seed(request: Request, number: int = 0) -> int:
     """Derive the seed of a request with sampled drafts from seed, prompt, parameters, speculation and number.
 
+    A request that goes on after a lost engine has a seed of its own too: drafts before the loss may have been learned
+    from another request with these numbers.
+
     Drafters and policies learn from one request and use the result for the next. If two requests had one seed, the
     random numbers of the first output would test a draft that depends on this output. The second output would then not
     follow its distribution. Therefore no two requests share random numbers. A repeated request has the same seed,
@@ -81,6 +84,7 @@ def own_seed(request: Request, number: int = 0) -> int:
     shape = [getattr(params, name) for name in SHAPING]
     bias = sorted((params.logit_bias or {}).items())
     described = repr((request.prompt, shape, bias, request.speculation, request.ensemble))
+    described += repr(request.resumed_output) if request.resumed_output else ""
     chosen = [(name, getattr(params, name)) for name in OPTIONAL_SHAPING if getattr(params, name)]
     described += repr(chosen) if chosen else ""
     return derive_seed(

@@ -52,11 +52,10 @@ def test_a_request_goes_on_elsewhere_when_the_engine_has_ended(tmp_path: Path) -
             (*_, whole) = await ask(replica, tokenizer, "ab", temperature=0)
             assert isinstance(whole, Events)
             assert whole.events[-1].finish is not None
-            replayable, sampled = await asyncio.gather(
+            for items in await asyncio.gather(
                 ask(replica, tokenizer, "DIE", temperature=0), ask(replica, tokenizer, "SLOW", temperature=1)
-            )
-            assert not any(isinstance(item, Failed) for item in replayable)
-            assert isinstance(sampled[-1], Failed)
+            ):
+                assert not any(isinstance(item, Failed) for item in items)
             return await ask(replica, tokenizer, "ab", temperature=0)
         finally:
             await EngineReplica.__del__(replica)
