@@ -157,7 +157,7 @@ def test_a_busy_api_server_keeps_its_connections(cluster: ClusterProcess) -> Non
         until(lambda: figure(cluster, "num_requests_running") == 1)
         os.kill(server, signal.SIGSTOP)
         try:
-            threading.Event().wait(4 * (checks["period"] + checks["timeout"]))
+            threading.Event().wait(3 * (checks["period"] + checks["timeout"]) + 1)
             assert not answer.done()
         finally:
             os.kill(server, signal.SIGCONT)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cospec.config import LinkConfig
+from cospec.core.engine import Engine
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugin_base import Drafter
 from cospec.core.types import Commit, FinishReason
@@ -51,9 +52,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of ``target`` with some layouts, or with all layouts of ``--grid``; faults with two stages."""
+    """Run the tests of ``target`` with some layouts, or with all of ``--grid``; faults with two stages or two ranks."""
     if "stage" in metafunc.fixturenames:
         metafunc.parametrize("target", [(2, 1)], ids=["pp2-tp1"], indirect=True, scope="module")
+    elif "rank" in metafunc.fixturenames:
+        metafunc.parametrize("target", [(1, 2)], ids=["pp1-tp2"], indirect=True, scope="module")
     elif "target" in metafunc.fixturenames:
         layouts = GRID if metafunc.config.getoption("--grid") else LAYOUTS
         ids = [f"pp{stages}-tp{ranks}" for stages, ranks in layouts]
@@ -296,12 +299,27 @@ def test_a_killed_or_frozen_stage_costs_no_token(
 ) -> None:
     wanted = outputs(load(folders.target), None, PARAMS["seeded"])
     engine = under(llama_engine(target, ModelDrafter(load(folders.drafter)), k=3), execution_mode)
+    assert outputs_of_disturbed(engine, target, stage, how) == wanted
+    assert sum("processes are lost" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_killed_or_frozen_rank_costs_no_token(
+    folders: Folders, target: ShardedModel, rank: int, how: signal.Signals
+) -> None:
+    """The other rank waits for the product of the lost rank."""
+    wanted = outputs(target, None, PARAMS["seeded"])
+    engine = llama_engine(target, ModelDrafter(load(folders.drafter)), k=3)
+    assert outputs_of_disturbed(engine, target, rank, how) == wanted
+
+
+def outputs_of_disturbed(engine: Engine, target: ShardedModel, process: int, how: signal.Signals) -> Outputs:
+    """The tokens of requests while a process of the target is killed or frozen; all processes are replaced once."""
     old, starts = target.pipeline.pids, target.pipeline.starts
-    found = disturbed(engine, partial(os.kill, old[stage], how))
-    assert tokens_of(found) == wanted
+    found = disturbed(engine, partial(os.kill, old[process], how))
     assert engine.metrics().verifier_losses == 1 and target.pipeline.starts == starts + 1
     assert set(old).isdisjoint(target.pipeline.pids) and not any(map(running, old))
-    assert sum("processes are lost" in record.message for record in caplog.records) == 1
+    return tokens_of(found)
 
 
 def test_processes_that_are_lost_again_and_again_are_not_started_again(tmp_path: Path) -> None:
