@@ -120,6 +120,13 @@ def write(name: str, figures: Mapping[str, Any]) -> Path:
     return path
 
 
+def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures that an earlier command stored with the same ``settings``; empty if there are none."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found if found and all(found.get(key) == value for key, value in settings.items()) else {}
+
+
 def command() -> str:
     """Return this program's command line in repeatable form, after the command that it runs under."""
     module = Path(sys.argv[0]).resolve()

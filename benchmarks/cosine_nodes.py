@@ -19,7 +19,6 @@ likely to be refuted. All variants write the same requests, and the outputs must
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import DOMAINS, ROOT, prompts, write
+from benchmarks.common import DOMAINS, prompts, stored, write
 from benchmarks.node_overhead import free_address
 from benchmarks.slow_target import add_times, slow_llm
 from benchmarks.step_times import StepTimes
@@ -219,15 +218,6 @@ def middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**typical, **medians, "repeats": each}
 
 
-def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Variants that an earlier command measured with the same settings."""
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    if not path.exists():
-        return {}
-    found = json.loads(path.read_text("utf-8"))
-    return dict(found["variants"]) if all(found.get(key) == value for key, value in settings.items()) else {}
-
-
 def named(delay: float, jitter: float) -> str:
     """The end of the name of a row with delayed links."""
     if not delay and not jitter:
@@ -279,7 +269,7 @@ def main() -> None:
     Console().print(table(rows))
     kept = ("target_ms", "row_ms", "token_ms", "length", "stages", "requests", "batch", "tokens", "repeats")
     settings = {key: getattr(options, key) for key in kept}
-    variants = {**stored(options.name, settings), **rows}
+    variants = {**stored(options.name, settings).get("variants", {}), **rows}
     print(write(options.name, {**settings, "same_outputs": same, "variants": variants}))
     raise SystemExit(not same)
 

@@ -2,11 +2,12 @@
 
 Run ``python -m benchmarks.cosine_online``, which takes about twenty minutes. A processor that computes longer than the
 injected times needs longer ones, such as ``--target-ms 100 --row-ms 0.5 --token-ms 16``; requests then arrive at half
-the rates, and the run takes twice as long. Target and nodes are those of
-``benchmarks.cosine_nodes``: processes that compute, and then sleep until the injected time has passed. Requests arrive
-at a low, a high and a changing rate. All variants serve the same requests at the same times, and their outputs must be
-equal. A latency counts from the due time. Prices per hour are assumed: those of the simulated scenarios. The price of a
-token is that of all machines from the first arrival to the last token, so idle machines count.
+the rates, and the run takes twice as long. ``--only`` keeps the other variants of the stored file, if the options are
+equal. Target and nodes are those of ``benchmarks.cosine_nodes``: processes that compute, and then sleep until the
+injected time has passed. Requests arrive at a low, a high and a changing rate. All variants serve the same requests at
+the same times, and their outputs must be equal. A latency counts from the due time. Prices per hour are assumed: those
+of the simulated scenarios. The price of a token is that of all machines from the first arrival to the last token, so
+idle machines count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import DOMAINS, ROOT, prompts, write
+from benchmarks.common import DOMAINS, ROOT, prompts, stored, write
 from benchmarks.cosine_nodes import MODELS, VARIANTS, nodes, speculative_config
 from benchmarks.load import Job, Served, ratio, served
 from benchmarks.node_overhead import free_address
@@ -156,14 +157,16 @@ def main() -> None:
                 found[mode][name] = row
             print(f"{name} done", flush=True)
     same = all(each == outputs[0] for each in outputs)
-    for rows in found.values():
-        compared(rows)
-    Console(width=200).print(*map(table, found, found.values()))
     arrivals = {name: json.loads(MODES[name].arrivals.model_dump_json()) for name in options.modes}
     settings = {key: value for key, value in vars(options).items() if key not in ("only", "modes", "name")}
     prices = {"target": TARGET_PRICE, "drafter": DRAFTER_PRICE}
-    about = {"options": settings, "arrivals": arrivals, "prices": prices, "same_outputs": same}
-    print(write(options.name, {**about, "modes": found}))
+    about = {"options": settings, "arrivals": arrivals, "prices": prices}
+    earlier = stored(options.name, about).get("modes", {})  # variants that an earlier command measured
+    found = {mode: {**earlier.get(mode, {}), **rows} for mode, rows in found.items()}
+    for rows in found.values():
+        compared(rows)
+    Console(width=200).print(*map(table, found, found.values()))
+    print(write(options.name, {**about, "same_outputs": same, "modes": found}))
     raise SystemExit(not same)
 
 

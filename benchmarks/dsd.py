@@ -8,7 +8,7 @@ With ``--namespaces`` each node runs in a network namespace of ``benchmarks.netn
 
 With ``--ahead`` one request has as many windows in flight as nodes (mode ``draft-ahead``), with and without early exit.
 
-The slowest links that the paper names, over hundreds of tokens (eight minutes): ``python -m benchmarks.dsd --nodes 4
+The slowest links that the paper names, over hundreds of tokens (half an hour): ``python -m benchmarks.dsd --nodes 4 8
 --ratios 24 32 --tokens 320 --plain-tokens 24 --stage 0.01 --repeats 1 --alone --name dsd_regime_long``.
 
 ``t0`` is the time of a one-token step of the whole pipeline without delays, ``t1`` the delay of a link, and a ratio is

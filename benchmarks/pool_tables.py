@@ -35,6 +35,11 @@ def pool(found: Found) -> Iterator[str]:
     for row in found["specialists"]:
         shown_ratio = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
         yield line(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
+    yield "\nOne drafter per request over the best member for these prompts, specialists included:\n"
+    yield from heading("prompts", "T", "best member", "acceptance", "tokens/s")
+    for row in found["one"]:
+        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in ("acceptance", "tokens/s")]
+        yield line(row["workload"], f"{row['temperature']:g}", row["of"], *ratios)
 
 
 def pool_one(found: Found) -> Iterator[str]:

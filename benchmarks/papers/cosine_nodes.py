@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.cosine_nodes import VARIANTS
+from benchmarks.cosine_online import DRAFTER_PRICE, TARGET_PRICE
 from benchmarks.papers.common import PLOT, How, Row, Section, paragraph
 from benchmarks.papers.sources import Found, Results, Source
 
@@ -91,6 +93,11 @@ class Nodes:
         """Throughput of a variant over that of another."""
         return median(self.ratios("tokens_per_second", variant, other))
 
+    def priced(self, other: str, variant: str = WHOLE) -> str:
+        """How many times the tokens of another system for the same price."""
+        own, base = (TARGET_PRICE + VARIANTS[name][0] * DRAFTER_PRICE for name in (variant, other))
+        return f"{self.over(other, variant) * base / own:.2f}×"
+
     def both(self, other: str, variant: str = WHOLE) -> str:
         """How many times the throughput of another system, and by how much the latency differs."""
         speed = self.ratios("tokens_per_second", variant, other)
@@ -134,6 +141,15 @@ def section(results: Results) -> Section:
                 lambda f, name=name: Nodes(f).both(name, AFTER_OUTCOMES),
             )
             for name, (words, said) in BASELINES.items()
+        ]
+        rows += [
+            results.row(
+                f"tokens for the same price, CoSine after outcomes over {words}, {at}",
+                "",
+                source,
+                lambda f, name=name: Nodes(f).priced(name, AFTER_OUTCOMES),
+            )
+            for name, (words, _) in BASELINES.items()
         ]
         rows.append(
             results.row(
@@ -195,7 +211,7 @@ def section(results: Results) -> Section:
             "target.",
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
             "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
-            "Other programs used the machine of these two runs, so only large changes count.",
+            f"Prices per hour are assumed: {TARGET_PRICE:g} for the target, {DRAFTER_PRICE:g} for each node.",
             results.sentence(SOURCES[24], repeated),
             loss(results),
         ),
@@ -212,10 +228,7 @@ def injected(found: Found) -> str:
 
 def repeated(found: Found) -> str:
     """How often the variants ran."""
-    return (
-        f"Figures are medians over {found['repeats']} runs, each with new processes; brackets have the extremes. Rows "
-        "of adaptive participation are of one run."
-    )
+    return f"Figures are medians over {found['repeats']} runs, each with new processes; brackets have the extremes."
 
 
 def loss(results: Results) -> str:
