@@ -144,13 +144,13 @@ class DraftDispatcher:
     def submit(self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft], python_path: str) -> SubmittedStep:
         """Submit a batch to the verifier; ``python_path`` is the reason for the Python path."""
         started = self.components.clock()
+        busy = self.executor.busy if self.executor else 0.0  # a verifier may verify now, while the drafter goes on
         ids = [entry.sequence.id for entry in batch]
         failures = {id: self._failures.pop(id) for id in ids if id in self._failures}
         sound = [entry for entry in batch if entry.sequence.id not in failures]
         future: CancellableFuture[list[StepOutput]] = FinishedFuture([])
         if sound:
             future = self.components.verifier.submit(sound, drafts)
-        busy = self.executor.busy if self.executor else 0.0
         times = StepTimes(busy - self._busy, self.components.clock() - started)
         self._busy = busy
         return SubmittedStep(batch, future, times, dict.fromkeys(ids, python_path), failed_outputs(batch, failures))

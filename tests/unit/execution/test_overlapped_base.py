@@ -95,6 +95,24 @@ def test_batches_of_different_sizes_become_halves() -> None:
     assert sizes[2:] == [3] * 4
 
 
+def test_drafting_during_a_verification_is_time_of_the_next_step() -> None:
+    """The drafts of a step were made before; a verifier in this process returns when it has verified."""
+    made, found = engine("pipelined", Recording(), 6), list[float]()
+    assert isinstance(made.execution_mode, OverlappedMode)
+    executor, verifier = made.execution_mode.dispatcher.executor, made.execution_mode.components.verifier
+    submit = verifier.submit
+
+    def recorded(entries: Any, drafts: Any) -> Any:
+        executor.busy += 10.0 ** len(found)  # type: ignore[union-attr]
+        return submit(entries, drafts)
+
+    override(verifier, submit=recorded)
+    override(made.scheduler.policy, observe=lambda stats, commits: found.append(stats.times.draft))
+    for _ in range(5):
+        made.step()
+    assert found == pytest.approx([0, 1, 10, 100, 1000], abs=0.5)
+
+
 class Assuming(ScriptedDrafter):
     """Writes down after how many assumed tokens each draft follows."""
 

@@ -61,6 +61,11 @@ class OnlineFit:
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
         self._ties = self._trust * (np.diag(_widths(self.cost)) + LINK * steps.T @ steps)
 
+    @property
+    def measured(self) -> bool:
+        """Whether the fit, or its speed, comes from measured calls."""
+        return self._level > 0.0
+
     def follow(self, data: Floats) -> None:
         """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
         if not len(data):

@@ -88,8 +88,16 @@ class StepLatency:
 
     @property
     def draft(self) -> ForwardLatency:
-        """One step of the drafter, or of ``drafters`` members of a pool."""
-        return self._drafts[self.drafters].cost
+        """One step of the drafter, or of ``drafters`` members of a pool.
+
+        Before that number drafted, the time is proportional to the time of the nearest number that did.
+        """
+        own, m = self._drafts[self.drafters], self.drafters
+        known = [] if own.measured else [k for k in range(1, len(self._drafts)) if self._drafts[k].measured]
+        if not known:
+            return own.cost
+        nearest = min(known, key=lambda k: abs(k - m))
+        return self._drafts[nearest].cost.scaled(m / nearest)
 
     @property
     def overlap(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cospec.core.drafter_capabilities import DrafterCapabilities
 from cospec.core.stats import StepStats, StepTimes
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels, StepLatency
@@ -56,3 +57,24 @@ def test_scores_of_a_new_text_are_part_of_feeding() -> None:
     made.learn()
     assert made.scoring == 0.0
     assert made.feeding == pytest.approx(1e-4, rel=0.05)
+
+
+def test_a_number_of_drafters_without_drafts_takes_a_proportional_time() -> None:
+    """Until that number has drafted; a guess of before any draft may be far from the machine's speed."""
+    made = StepLatency(LatencyModels(COSTS.target), DrafterCapabilities(num_drafters=4))
+
+    def draft(drafters: int, seconds: float) -> None:
+        made.drafters = drafters
+        for number in range(40):
+            times = StepTimes(3 * seconds, 5.4e-3)
+            made.observe(StepStats(number, 1, 4, 100, 3, 3, 0, 1, times, times.draft + times.target, 1))
+        made.learn()
+
+    draft(4, 0.1)
+    assert made.draft.seconds(0, 1, 1, 3) == pytest.approx(0.3, rel=0.05)
+    made.drafters = 3
+    assert made.draft.seconds(0, 1, 1, 3) == pytest.approx(0.3 * 3 / 4, rel=0.05)
+    draft(2, 0.1)
+    assert made.draft.seconds(0, 1, 1, 3) == pytest.approx(0.3, rel=0.05), "two take as long as four"
+    made.drafters = 1
+    assert made.draft.seconds(0, 1, 1, 3) == pytest.approx(0.15, rel=0.05)
