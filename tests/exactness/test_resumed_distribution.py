@@ -18,11 +18,11 @@ from harness.remembered_draws import Numbers, RememberedDraws, remembered
 from harness.toys import make_request, run_all, tokens_of, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3
-LENGTH = 6
+LENGTH, STOP = 5, 2
 
 
 def target() -> ToyModel:
-    return ToyModel(2, order=2, seed=1)
+    return ToyModel(3, order=2, seed=1)
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,14 @@ class OldNumbers(Numbers):
         return RememberedDraws(self, seed, 0)
 
 
-def error(acceptance_method: str, cut: int, kind: type[Numbers] = Numbers) -> float:
-    """Total variation from the target's distribution; the first engine is lost once ``cut`` tokens are delivered."""
-    request = make_request("r", (0, 1, 0), SamplingParams(max_tokens=LENGTH, seed=7))
+def error(acceptance_method: str, steps: int, kind: type[Numbers] = Numbers, anew: bool = False) -> float:
+    """Total variation from the target's distribution; the first engine is lost after ``steps``.
+
+    Args:
+        anew: the wrong way: an output that has not ended begins again.
+    """
+    params = SamplingParams(max_tokens=LENGTH, seed=7, stop_token_ids=(STOP,))
+    request = make_request("r", (0, 1, 0), params)
     request = replace(request, speculation=SpeculationParams(acceptance_method=acceptance_method))
     shape = {"max_nodes": 3} if acceptance_method == "recursive" else {}
 
@@ -44,33 +49,37 @@ def error(acceptance_method: str, cut: int, kind: type[Numbers] = Numbers) -> fl
             first, second = (toy_engine(target(), SuffixDrafter(), acceptance_method, k=3, **shape) for _ in range(2))
             delivered = list[int]()
             first.add(request)
-            while len(delivered) < cut and first.has_work:
+            for _ in range(steps):
                 delivered += [token for event in first.step() for token in event.tokens]
-            if len(delivered) == LENGTH:
+            if delivered and not first.has_work:
                 return tuple(delivered)
-            resumed = replace(request, resumed_output=tuple(delivered))
-            return (*delivered, *tokens_of(run_all(second, [resumed]))["r"])
+            kept = () if anew else tuple(delivered)
+            return (*kept, *tokens_of(run_all(second, [replace(request, resumed_output=kept)]))["r"])
 
-    return total_variation(
-        enumerate_runs(run), joint_distribution_of(target(), request.sampling, request.prompt, LENGTH)
-    )
+    return total_variation(enumerate_runs(run), joint_distribution_of(target(), params, request.prompt, LENGTH))
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block", "recursive", "match"])
-def test_a_resumed_request_keeps_its_distribution(acceptance_method: str, cut: int) -> None:
-    assert error(acceptance_method, cut) < EXACT
+def test_a_resumed_request_keeps_its_distribution(acceptance_method: str, steps: int) -> None:
+    assert error(acceptance_method, steps) < EXACT
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_numbers_that_had_decided_about_delivered_tokens_would_be_seen(cut: int) -> None:
+def test_numbers_that_had_decided_about_delivered_tokens_would_be_seen() -> None:
     """Block verification reads the numbers of a whole draft, although only its first tokens may be delivered."""
     with patch.object(input_processor, "own_seed", lambda request, number: request.seed):
-        assert error("block", cut) < EXACT, "the same seed does no harm"
-        assert error("block", cut, OldNumbers) > SEEN
+        assert error("block", 3) < EXACT, "the same seed does no harm"
+        assert error("block", 3, OldNumbers) > SEEN
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_outputs_that_begin_anew_would_be_seen(acceptance_method: str, steps: int) -> None:
+    """Those that had ended stay, so short outputs would be more frequent."""
+    assert error(acceptance_method, steps, anew=True) > SEEN
 
 
 def test_a_resumed_request_has_a_seed_of_its_own() -> None:
     request = make_request("r", (0, 1, 0), SamplingParams(max_tokens=LENGTH, seed=7))
-    resumed = [replace(request, resumed_output=tokens) for tokens in ((), (1,), (1, 0), (0, 0))]
-    assert len({input_processor.own_seed(each) for each in resumed}) == 4
+    resumed = [replace(request, resumed_output=tokens) for tokens in (None, (), (1,), (1, 0), (0, 0))]
+    assert len({input_processor.own_seed(each) for each in resumed}) == 5

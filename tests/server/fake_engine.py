@@ -121,7 +121,7 @@ class FakeEngine:
         if "STUMBLE" in text:
             raise KeyError("stumbled")
         self._requests[request.id] = request
-        self._written[request.id] = len(request.resumed_output)
+        self._written[request.id] = len(request.resumed_output or ())
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:

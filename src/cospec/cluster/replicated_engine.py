@@ -1,8 +1,7 @@
 """The replicas of a cluster as one engine: streams of requests, and their replay when a replica is lost.
 
-A request runs on one replica. When the replica is lost, a ``match`` request goes on elsewhere after its delivered
-tokens, see ``runtime.request_replay``. Other requests end with an error. A replica whose engine restarts takes no
-request; the request waits and asks again.
+A request runs on one replica. When the replica is lost, the request goes on elsewhere after its delivered tokens, see
+``runtime.request_replay``. A replica whose engine restarts takes no request; the request waits and asks again.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Engine:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
         resolved = self.parts.input_processor.resolve(request, self._added)
         self._added += 1
-        sequence = RequestState(resolved, [*resolved.prompt, *resolved.resumed_output])
+        sequence = RequestState(resolved, [*resolved.prompt, *(resolved.resumed_output or ())])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 

@@ -176,7 +176,7 @@ class OutputProcessor:
     def _open(self, sequence: RequestState) -> _Output:
         params, prompt = sequence.request.sampling, sequence.request.prompt
         most = float("inf") if params.max_tokens is None else len(prompt) + params.max_tokens
-        text, committed = IncrementalDetokenizer(self._tokenizer, params, prompt), sequence.request.resumed_output
+        text, committed = IncrementalDetokenizer(self._tokenizer, params, prompt), sequence.request.resumed_output or ()
         text.resume(committed, params.min_tokens)
         output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt) + len(committed))
         self._outputs[sequence.request.id] = output
@@ -207,7 +207,7 @@ class OutputProcessor:
         distribution = self._distribution_of(request)
         written = start - len(request.prompt)
         wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
-        fresh = written - len(request.resumed_output)  # an earlier process delivered the log-probabilities before
+        fresh = written - len(request.resumed_output or ())  # an earlier process delivered the log-probabilities before
         text = output.text.release(finish is not None)  # first, because a tokenizer may raise
         sources, stats = tuple(output.sources), sequence.stats
         for name in sources:

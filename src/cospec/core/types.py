@@ -82,7 +82,7 @@ class Request:
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: DeclaredDistribution | None = None  # of its own ensemble; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
-    resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
+    resumed_output: tuple[int, ...] | None = None  # what an earlier engine process delivered; None: there was none
 
 
 class RequestStatus(Enum):

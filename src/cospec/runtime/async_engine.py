@@ -41,7 +41,7 @@ from cospec.runtime.messages import (
 from cospec.runtime.request_replay import LiveRequest, next_event
 
 METRICS_SECONDS = 2.0  # how long the engine may take to answer; scrapers give up after ten
-STEPS_ALONE = 2  # of the engine, after which the next returning request follows; the first may have begun before
+STEPS_ALONE = 2  # of the engine, before the next request returns; the first of these may have begun before
 LOOK_SECONDS = 0.02  # between two looks at these steps
 
 log = logging.getLogger(__name__)
@@ -304,27 +304,36 @@ class AsyncEngineClient:
         process.kill()
 
     async def _replay(self, process: EngineProcessHandle) -> None:
-        """Give a new process the requests that survived the old one; those that were in a crash one after another."""
+        """Give a new process the requests that survived the old one; those that were in a crash one after another.
+
+        The next one follows after two steps, and after the first tokens of a request that streams.
+        """
         survivors = list(self._live.values())
-        if not survivors:
-            return
-        log.warning("The new engine process goes on with %d requests.", len(survivors))
-        self._replayed += len(survivors)
+        if survivors:
+            log.warning("The new engine process goes on with %d requests.", len(survivors))
         self._returning = {live.request.id for live in survivors if live.crashes}
         self._cleared.clear()
-        process.send(Submit(tuple(live.resumed() for live in survivors if not live.crashes)))
+        self._send([live for live in survivors if not live.crashes], process)
         for live in survivors:
-            id = live.request.id
+            id, known = live.request.id, len(live.tokens)
             if id in self._returning and id in self._live:
                 self._returning.remove(id)
-                process.send(Submit((live.resumed(),)))
+                self._send([live], process)
                 sent = process.progress
-                while process.progress < sent + STEPS_ALONE:
+                while id in self._live and (
+                    process.progress < sent + STEPS_ALONE or (live.request.streams and len(live.tokens) == known)
+                ):
                     await asyncio.sleep(LOOK_SECONDS)
                 self._cleared.add(id)
         self._returning.clear()
         self._cleared.clear()
         self._misled = False
+
+    def _send(self, survivors: Sequence[LiveRequest], process: EngineProcessHandle) -> None:
+        """Have a new process go on with requests."""
+        self._replayed += len(survivors)
+        if survivors:
+            process.send(Submit(tuple(live.resumed() for live in survivors)))
 
     def _orphan(self, reason: str, crashed: bool) -> None:
         """The process has ended: end what was in too many crashes. A process with a reason has not crashed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TIMEOUT = 120.0  # seconds
-MAX_RESTARTS = 3
+MAX_RESTARTS = 6
 KILL_FACTOR = 3  # a process without progress for so many time-outs is killed
 HEALTHY_SECONDS = 60.0  # of service, after which earlier deaths no longer count
 FIRST_DELAY = 0.5  # seconds before the first restart; each further restart waits twice as long

@@ -23,7 +23,7 @@ from cospec.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-VERSION = 9  # of all messages; a new message, or a change to any field, changes the number
+VERSION = 10  # of all messages; a new message, or a change to any field, changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):

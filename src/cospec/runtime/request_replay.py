@@ -3,7 +3,8 @@
 A new process is given the delivered tokens as ``Request.resumed_output``. Under ``match`` the text of a request is a
 function of prompt, parameters and seed, so the new process writes what the dead process would have written. Other
 acceptance methods keep the distribution: the numbers of a step depend on the number of tokens before the step, so no
-number that decided about a delivered token decides about a later token (``rng/random_streams.py``).
+number that decided about a delivered token decides about a later token (``rng/random_streams.py``). Only the time of a
+lost step may depend on its tokens: a native call of several steps ends early at a stop token.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LiveRequest:
 
     def resumed(self) -> Request:
         """The request as a new process has to be given it."""
-        return replace(self.request, resumed_output=tuple(self.tokens))
+        return replace(self.request, resumed_output=(*(self.request.resumed_output or ()), *self.tokens))
 
     def _whole(self, event: Event) -> Event:
         """The last event of a replayed request counts the tokens of the earlier process too."""

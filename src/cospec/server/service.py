@@ -133,8 +133,9 @@ class Service:
         for number, (_, ids) in enumerate(prompts):
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
             # Without streaming no client reads partial output, so one event per output is enough. Log-probabilities
-            # still come in parts, because the event loop reads each event at once.
-            streams = bool(body.stream) or params.logprobs is not None
+            # still come in parts, because the event loop reads each event at once. A sampled output does too: if the
+            # engine is lost, outputs that were finished stay, so others must not be drawn again from their beginning.
+            streams = bool(body.stream) or params.logprobs is not None or not params.greedy
             requests.extend(
                 dataclasses.replace(request, priority=body.priority, ensemble=body.ensemble, streams=streams)
                 for request in made

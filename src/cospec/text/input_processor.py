@@ -71,8 +71,8 @@ def acceptance_method_of(request: Request, configured: str, sampled: str) -> str
 def own_seed(request: Request, number: int = 0) -> int:
     """Derive the seed of a request with sampled drafts from seed, prompt, parameters, speculation and number.
 
-    A request that goes on after a lost engine has a seed of its own too: drafts before the loss may have been learned
-    from another request with these numbers.
+    A request that goes on after the loss of its engine has another seed than before. Drafter nodes, and other requests,
+    may have seen what the lost engine drew with the former seed.
 
     Drafters and policies learn from one request and use the result for the next. If two requests had one seed, the
     random numbers of the first output would test a draft that depends on this output. The second output would then not
@@ -84,7 +84,7 @@ def own_seed(request: Request, number: int = 0) -> int:
     shape = [getattr(params, name) for name in SHAPING]
     bias = sorted((params.logit_bias or {}).items())
     described = repr((request.prompt, shape, bias, request.speculation, request.ensemble))
-    described += repr(request.resumed_output) if request.resumed_output else ""
+    described += "" if request.resumed_output is None else repr(request.resumed_output)
     chosen = [(name, getattr(params, name)) for name in OPTIONAL_SHAPING if getattr(params, name)]
     described += repr(chosen) if chosen else ""
     return derive_seed(
@@ -165,7 +165,7 @@ class InputProcessor:
         )
         # Random seeds differ in any case. With ``StreamKind.TARGET`` the outputs with and without drafts are equal.
         shared = (
-            params.seed is not None
+            (params.seed is not None or request.resumed_output is not None)
             and speculation.enabled
             and ACCEPTANCE_METHODS.load(acceptance_method).stream_kind is not StreamKind.TARGET
         )

@@ -57,8 +57,9 @@ class Counting:
             yield [bytes(part) for part in self._items.encode(Unavailable("The engine restarts."))]
             return
         try:
-            for number in range(len(found.resumed_output), LENGTH):
-                if number - len(found.resumed_output) == loss:
+            known = len(found.resumed_output or ())
+            for number in range(known, LENGTH):
+                if number - known == loss:
                     raise ReplicaLost("A replica is lost.")
                 await asyncio.sleep(0)
                 if self._ending is not None:
