@@ -71,14 +71,21 @@ SECONDS = 180.0  # a request that takes longer is lost
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: greedy without a seed, else sampled."""
+    """One request: greedy without a seed, else sampled.
+
+    Attributes:
+        random: sampled without a seed, under ``block``; only the number of its tokens is known.
+    """
 
     prompt: str
     seed: int | None
+    random: bool = False
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The request's parameters; all of them make a ``match`` request."""
+        """The request's parameters; all but the random ones make a ``match`` request."""
+        if self.random:
+            return {"max_tokens": MAX_TOKENS, "temperature": 1.0, "ignore_eos": True}
         return {"max_tokens": MAX_TOKENS} | (
             {"temperature": 0.0} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
         )
@@ -89,7 +96,8 @@ class Report:
     """What happened.
 
     Attributes:
-        lost, wrong: requests without a whole answer, and with other tokens or another text than expected.
+        lost, wrong: requests without a whole answer, and with other tokens or another text than expected, or another
+            number of random tokens.
         refused: answers that the server's queue is full; the client asks again, as the answer says.
         replayed: requests that went on on another replica.
         longest_pause: seconds between two events of a stream.
@@ -116,9 +124,13 @@ class Report:
 
 
 def expect(asks: Sequence[Ask], **options: Any) -> dict[Ask, tuple[list[int], str]]:
-    """Tokens and text of each request from one engine without faults, with further ``options`` of ``LLM``."""
+    """Tokens and text of each request that is not random, from one engine without faults.
+
+    Args:
+        options: further ones of ``LLM``.
+    """
     with LLM(**ENGINE, **options) as llm:
-        several = list(dict.fromkeys(asks))
+        several = [each for each in dict.fromkeys(asks) if not each.random]
         outputs = llm.generate([each.prompt for each in several], [SamplingParams(**each.sampling) for each in several])
         return {
             each: (list(output.outputs[0].token_ids), output.outputs[0].text)
@@ -128,7 +140,9 @@ def expect(asks: Sequence[Ask], **options: Any) -> dict[Ask, tuple[list[int], st
 
 async def ask(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[list[int], str] | None:
     """Stream one request; returns tokens and text, or None for a request without a whole answer."""
-    body = {"prompt": each.prompt, "stream": True, "return_token_ids": True, **each.sampling}
+    body: dict[str, Any] = {"prompt": each.prompt, "stream": True, "return_token_ids": True, **each.sampling}
+    if each.random:
+        body["speculation"] = {"acceptance_method": "block"}
     tokens: list[int] = []
     text, finished, last = "", False, time.monotonic()
     try:
@@ -184,7 +198,8 @@ async def load(cluster: ClusterProcess, asks: Sequence[Ask], seconds: float, rep
         found = await insist(client, each, report)
         report.requests += 1
         report.lost += found is None
-        report.wrong += found is not None and found != expected[each]
+        if found is not None:
+            report.wrong += len(found[0]) != MAX_TOKENS if each.random else found != expected[each]
 
     async with client:
         await asyncio.gather(*(one(number, each) for number, each in enumerate(asks)))
@@ -318,7 +333,7 @@ def run(seconds: float, requests: int, every: float, stages: int, folder: Path) 
 
 def disturb(cluster: ClusterProcess, seconds: float, requests: int, every: float) -> Report:
     """Load and faults on a cluster of two replicas that runs, with drafter nodes."""
-    asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]
+    asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None, number % 6 == 5) for number in range(requests)]
     report, joined = Report(), Joined(cluster.log_file.parent)
     asyncio.run(_both(cluster, asks, (seconds, every), (report, random.Random(0), joined)))
     return report
