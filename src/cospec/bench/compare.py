@@ -10,7 +10,7 @@ import operator
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
 from typing import Any
@@ -87,10 +87,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All observations; the first system is the baseline."""
+    """All observations; the first system is the baseline.
+
+    Attributes:
+        prices: of each system's machines, per hour; 0 if none is declared.
+    """
 
     systems: tuple[str, ...]
     observations: tuple[Observation, ...]
+    prices: tuple[float, ...]
 
     def of(self, system: str) -> list[Observation]:
         """Return one system's observations in the order of turns."""
@@ -153,7 +158,8 @@ def compare(
                     own = _between(before, system.counters())
                     found.append(Observation(system.name, number, repetition, tuple(timings), own))
                     progress(system.name)
-    return Comparison(tuple(system.name for system in systems), tuple(found))
+        prices = tuple(system.cost_per_hour() for system in systems)
+    return Comparison(tuple(system.name for system in systems), tuple(found), prices)
 
 
 def _between(before: SpeculationCounters | None, after: SpeculationCounters | None) -> SpeculationCounters | None:
@@ -164,10 +170,11 @@ def report(comparison: Comparison, selection: Selection, seed: int = 0) -> dict[
     """Return ``runs``, the values of each system, and ``ratios`` of each system to all systems before."""
     baseline = comparison.systems[0]
     runs = list[dict[str, Any]]()
-    for name in comparison.systems:
+    for name, price in zip(comparison.systems, comparison.prices, strict=True):
         own = comparison.of(name)
         timings = [timing for one in own for timing in one.timings]
-        run = figures(timings, sum(one.seconds for one in own), selection, comparison.counters(name))
+        priced = replace(selection, cost_per_hour=selection.cost_per_hour or price)
+        run = figures(timings, sum(one.seconds for one in own), priced, comparison.counters(name))
         runs.append({"label": name, **run, "seconds": [one.seconds for one in own]})
         if name != baseline:
             runs[-1]["same_text"] = comparison.same_text(name, baseline)

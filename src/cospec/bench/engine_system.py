@@ -16,6 +16,7 @@ from cospec.config import EngineConfig
 from cospec.core.engine import Engine
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError
+from cospec.metrics.engine_counters import prices_of
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 
@@ -78,6 +79,10 @@ class EngineSystem:
     def counters(self) -> SpeculationCounters | None:
         """See ``systems.System``."""
         return from_engine(dataclasses.asdict(self.engine.metrics()))
+
+    def cost_per_hour(self) -> float:
+        """See ``systems.System``."""
+        return sum(prices_of(dataclasses.asdict(self.engine.metrics())).values())
 
     def stop(self) -> None:
         """See ``systems.System``."""

@@ -96,6 +96,10 @@ class LlamaCppSystem:
         """See ``systems.System``."""
         return None
 
+    def cost_per_hour(self) -> float:
+        """See ``systems.System``."""
+        return 0.0
+
     def stop(self) -> None:
         """See ``systems.System``."""
         self._loaded = None

@@ -53,6 +53,9 @@ class System(Protocol):
     def counters(self) -> SpeculationCounters | None:
         """Return speculation counters since the start; None if not reported."""
 
+    def cost_per_hour(self) -> float:
+        """Return the declared price of the machines that run now; 0 if none is declared."""
+
     def stop(self) -> None:
         """Free memory and connections. ``start`` may follow."""
 

@@ -146,6 +146,10 @@ class TransformersSystem:
         """transformers has no counters."""
         return None
 
+    def cost_per_hour(self) -> float:
+        """See ``systems.System``."""
+        return 0.0
+
     def stop(self) -> None:
         """See ``systems.System``."""
         if self._loaded is not None:

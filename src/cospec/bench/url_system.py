@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from pydantic import Field
 
-from cospec.bench.counters import SpeculationCounters
+from cospec.bench.counters import LoadSample, SpeculationCounters
 from cospec.bench.http_client import Endpoint, StreamClock, complete, probe, read_load
 from cospec.bench.request_record import Params, Prompt, Timing
 from cospec.plugin_options import Options, parse
@@ -72,9 +72,13 @@ class UrlSystem:
 
     def counters(self) -> SpeculationCounters | None:
         """See ``systems.System``."""
-        runner, http = self._started()
-        load = runner.run(read_load(http, 0.0))
+        load = self._load()
         return None if load is None else load.counters
+
+    def cost_per_hour(self) -> float:
+        """See ``systems.System``."""
+        load = self._load()
+        return 0.0 if load is None else load.cost_per_hour
 
     def stop(self) -> None:
         """See ``systems.System``."""
@@ -82,6 +86,10 @@ class UrlSystem:
             self._runner.run(self._http.aclose())
             self._runner.close()
         self._runner = self._http = None
+
+    def _load(self) -> LoadSample | None:
+        runner, http = self._started()
+        return runner.run(read_load(http, 0.0))
 
     def _started(self) -> tuple[asyncio.Runner, httpx.AsyncClient]:
         assert self._runner is not None and self._http is not None, "start comes before run"

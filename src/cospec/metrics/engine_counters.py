@@ -12,6 +12,7 @@ from cospec.core.types import Commit, StepOutput
 
 SECONDS_PER_HOUR = 3600.0
 MILLION = 1e6
+NODE = "node:"  # before the names of drafter nodes, which choose their names
 MEANS = frozenset({"kv_cache_usage", "drafter_weights", "policy"})  # of several engines; other figures are sums
 
 
@@ -171,3 +172,15 @@ def price_per_million(cost_per_hour: float, tokens: float, seconds: float) -> fl
         cost_per_hour: of all machines, in any currency.
     """
     return cost_per_hour / SECONDS_PER_HOUR * seconds / tokens * MILLION if tokens else None
+
+
+def prices_of(engine: Mapping[str, Any]) -> dict[str, float]:
+    """Return the price per hour of each component with a price.
+
+    Args:
+        engine: ``EngineMetrics`` as a dictionary.
+    """
+    prices = Counter(engine["prices"])
+    for node in engine.get("nodes", ()):
+        prices[NODE + node["node"]] += node["cost_per_hour"]
+    return {name: price for name, price in prices.items() if price}

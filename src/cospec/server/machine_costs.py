@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from cospec.core.interfaces import Clock
 from cospec.errors import CospecError
-from cospec.metrics.engine_counters import SECONDS_PER_HOUR
+from cospec.metrics.engine_counters import SECONDS_PER_HOUR, prices_of
 from cospec.runtime.engine_client import EngineClient
 
 NOTE_SECONDS = 5.0  # between two notes of the prices
-NODE = "node:"  # before the names of drafter nodes, which choose their names
 
 
 class MachineCosts:
@@ -44,18 +41,6 @@ class MachineCosts:
         """
         per_hour = sum(prices.values()) if self._per_hour is None else self._per_hour
         return self._spent + per_hour * (self._clock() - self._since) / SECONDS_PER_HOUR
-
-
-def prices_of(engine: Mapping[str, Any]) -> dict[str, float]:
-    """Return the price per hour of each component with a price.
-
-    Args:
-        engine: ``EngineMetrics`` as a dictionary.
-    """
-    prices = Counter(engine["prices"])
-    for node in engine.get("nodes", ()):
-        prices[NODE + node["node"]] += node["cost_per_hour"]
-    return {name: price for name, price in prices.items() if price}
 
 
 async def watch(client: EngineClient, costs: MachineCosts) -> None:

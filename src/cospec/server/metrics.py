@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from cospec.core.interfaces import Clock
 from cospec.core.types import Event
-from cospec.metrics.engine_counters import SECONDS_PER_HOUR, price_per_million
+from cospec.metrics.engine_counters import SECONDS_PER_HOUR, price_per_million, prices_of
 from cospec.runtime.engine_client import EngineStatus
-from cospec.server.machine_costs import MachineCosts, prices_of
+from cospec.server.machine_costs import MachineCosts
 from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -11,6 +11,8 @@ from cospec.bench.request_record import Chunk, Params, Prompt, Timing
 class FakeSystem:
     """Each run takes the next of ``seconds``, in chunks of two characters, and notes what happened in ``log``."""
 
+    price = 0.0
+
     def __init__(self, name: str, seconds: Iterator[float], log: list[str], fails: Sequence[int] = ()) -> None:
         self.name, self._seconds, self._log, self._fails = name, seconds, log, fails
         self.runs = 0
@@ -23,6 +25,9 @@ class FakeSystem:
 
     def counters(self) -> SpeculationCounters | None:
         return SpeculationCounters(self.runs, 4 * self.runs, 2 * self.runs, (self.runs, self.runs), self.runs, 8)
+
+    def cost_per_hour(self) -> float:
+        return self.price
 
     def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
         self.runs += 1

@@ -78,6 +78,21 @@ def test_the_report_has_a_run_per_system_and_a_ratio_per_cost() -> None:
     assert {row["cost"] for row in figures["ratios"]} == {"time_per_token", "ttft", "tpot", "e2el"}
 
 
+def test_tokens_have_the_price_of_each_systems_machines() -> None:
+    """A price of the command line counts for all systems; without any price there is none."""
+    systems = pair([])
+    systems["fast"].price = 6.0
+    found = run(ComparisonPlan(), **systems)
+
+    def prices(given: float) -> list[float | None]:
+        return [one.get("price_per_million_tokens") for one in report(found, Selection(cost_per_hour=given))["runs"]]
+
+    slow, fast = prices(0.0)
+    assert slow is None and fast is not None
+    dear, twice = prices(12.0)
+    assert twice == pytest.approx(2 * fast) and dear == pytest.approx(2 * twice)
+
+
 def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
     server = FakeSystem("server", repeat(1.0), [])
     again = FakeSystem("again", repeat(1.0), [])
