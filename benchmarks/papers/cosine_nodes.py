@@ -211,6 +211,8 @@ def section(results: Results) -> Section:
             "target.",
             "Adaptive participation (section 4.3) is policy `goodput`, which chooses the lengths and the number of "
             "drafters. Without it, the same policy leaves the number to the routing (`choose_drafters: false`). "
+            "Goodput drafts more for requests whose drafts are accepted. These end early, and few requests are left in "
+            "the last steps, so the last request of a batch ends later than the mean suggests.",
             f"Prices per hour are assumed: {TARGET_PRICE:g} for the target, {DRAFTER_PRICE:g} for each node.",
             results.sentence(SOURCES[24], repeated),
             loss(results),
