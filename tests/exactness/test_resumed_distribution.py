@@ -12,7 +12,7 @@ from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
-from harness.enumerated_draws import BranchTrace, enumerate_runs, total_variation
+from harness.enumerated_draws import BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of
 from harness.remembered_draws import Numbers, RememberedDraws, remembered
 from harness.toys import make_request, run_all, tokens_of, toy_engine
@@ -56,7 +56,8 @@ def error(acceptance_method: str, steps: int, kind: type[Numbers] = Numbers, ane
             kept = () if anew else tuple(delivered)
             return (*kept, *tokens_of(run_all(second, [replace(request, resumed_output=kept)]))["r"])
 
-    return total_variation(enumerate_runs(run), joint_distribution_of(target(), params, request.prompt, LENGTH))
+    found: OutputDistribution = enumerate_runs(run)
+    return total_variation(found, joint_distribution_of(target(), params, request.prompt, LENGTH))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])

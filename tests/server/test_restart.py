@@ -106,7 +106,7 @@ def test_a_stream_that_was_in_two_crashes_ends_with_an_error(start: Start) -> No
 def test_a_request_that_kills_late_ends_too(start: Start) -> None:
     """The second crash is blamed on the request that returned last, the third on all that returned."""
     server = start()
-    bodies = [{"prompt": "FALL FOREVER"}, *[{**LONG, **STREAM}] * 8]
+    bodies: list[dict[str, Any]] = [{"prompt": "FALL FOREVER"}, *[{**LONG, **STREAM}] * 8]
     killer, *others = during(server.url, bodies, lambda: None)
     assert killer.error is not None
     assert sum(answer.error is None for answer in others) == 8 - 3

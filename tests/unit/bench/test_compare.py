@@ -90,6 +90,7 @@ def test_tokens_have_the_price_of_each_systems_machines() -> None:
     slow, fast = prices(0.0)
     assert slow is None and fast is not None
     dear, twice = prices(12.0)
+    assert dear is not None and twice is not None
     assert twice == pytest.approx(2 * fast) and dear == pytest.approx(2 * twice)
 
 

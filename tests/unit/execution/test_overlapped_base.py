@@ -78,7 +78,7 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
 def test_batches_of_different_sizes_become_halves() -> None:
     """One request begins with drafts, and five join: no group of few stays apart while others wait."""
     made, sizes = under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), list[int]()
-    verifier = made.execution_mode.components.verifier  # type: ignore[attr-defined]
+    verifier = made.execution_mode.components.verifier
     submit = verifier.submit
 
     def recorded(entries: Any, drafts: Any) -> Any:
