@@ -74,7 +74,7 @@ class Ask:
     """One request: greedy without a seed, else sampled.
 
     Attributes:
-        random: sampled without a seed, under ``block``; only the number of its tokens is known.
+        random: sampled without a seed and without drafts, under ``block``; only the number of its tokens is known.
     """
 
     prompt: str
@@ -142,7 +142,7 @@ async def ask(client: httpx.AsyncClient, each: Ask, report: Report) -> tuple[lis
     """Stream one request; returns tokens and text, or None for a request without a whole answer."""
     body: dict[str, Any] = {"prompt": each.prompt, "stream": True, "return_token_ids": True, **each.sampling}
     if each.random:
-        body["speculation"] = {"acceptance_method": "block"}
+        body["speculation"] = {"acceptance_method": "block", "enabled": False}
     tokens: list[int] = []
     text, finished, last = "", False, time.monotonic()
     try:
