@@ -13,13 +13,14 @@ from cospec.core.interfaces import Clock, Executor
 from cospec.core.plugin_base import Drafter
 from cospec.core.submitted_step import Future as Answer
 from cospec.core.submitted_step import SubmittedStep
-from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
+from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost
 from cospec.execution.auto import Auto
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_for_outcomes import DraftForOutcomes
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
+from cospec.models.toy import ToyModel
 from cospec.runtime.codec import Codec
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.in_process_executors import InlineExecutor, ThreadExecutor
@@ -34,7 +35,10 @@ from cospec.runtime.messages import (
     Free,
     Propose,
 )
+from cospec.sampling_params import SamplingParams
+from harness.toys import ScriptedDrafter, make_request, toy_engine
 
+PARAMS = SamplingParams(temperature=0, max_tokens=24)
 MODES = {
     "auto": Auto,
     "sequential": Sequential,
@@ -208,3 +212,23 @@ def under(engine: Engine, name: str, executor: str = "inline", cls: Callable[...
     own = HANDLES[executor](components.drafter, components.clock) if components.drafter else None
     engine.execution_mode = (cls or MODES[name])(replace(components, executor=own))
     return engine
+
+
+class Recording(ScriptedDrafter):
+    """Writes down who is drafted for."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1])
+        self.batches: list[set[str]] = []
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        self.batches.append({context.id for context in contexts})
+        return super().propose(contexts, budgets)
+
+
+def engine_under(execution_mode: str, drafter: Drafter, count: int) -> Engine:
+    """An engine in an execution mode, with so many greedy requests of 24 tokens."""
+    made = under(toy_engine(ToyModel(4), drafter, k=2), execution_mode)
+    for n in range(count):
+        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
+    return made

@@ -138,6 +138,7 @@ class Case:
         options: of the policy.
         executor: as in ``harness.overlap``; "wired" puts the drafter at the other end of a wire in every mode.
         company_size: requests that arrive before the one whose output is enumerated.
+        company_drafts: these requests may have drafts.
         length: tokens of the output that are enumerated.
         spoil: a mistake of the engine, none by default.
     """
@@ -148,6 +149,7 @@ class Case:
     execution_mode: str = "sequential"
     executor: str = "inline"
     company_size: int = 0
+    company_drafts: bool = True
     length: int = 4
     spoil: Callable[[Engine], Engine] = lambda made: made
 
@@ -173,9 +175,12 @@ class Case:
         executor = "process" if self.executor == "wired" else self.executor
         return self.spoil(under(made, self.execution_mode, executor)), made_models
 
-    def requests(self, count: int, prefix: str, length: int) -> list[Request]:
+    def requests(self, count: int, prefix: str, length: int, drafts: bool = True) -> list[Request]:
         """Requests with fixed random numbers."""
-        chosen, params = SpeculationParams(acceptance_method=self.acceptance_method), SamplingParams(max_tokens=length)
+        chosen, params = (
+            SpeculationParams(drafts, acceptance_method=self.acceptance_method),
+            SamplingParams(max_tokens=length),
+        )
         return [Request(f"{prefix}{n}", (n % 2, 1, START), params, n, speculation=chosen) for n in range(count)]
 
     def taught(self, cls: type[Noted]) -> tuple[Noted, list[float]]:
@@ -189,7 +194,8 @@ class Case:
         """Of the first tokens of a request in the company of others."""
         chosen = SpeculationParams(acceptance_method=self.acceptance_method)
         request = Request(WATCHED, PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
-        return enumerated_distribution_among(build, self.requests(self.company_size, "a", 24), request, self.length)
+        company = self.requests(self.company_size, "a", 24, self.company_drafts)
+        return enumerated_distribution_among(build, company, request, self.length)
 
     def distance(self, cls: type[Noted]) -> tuple[float, list[list[DraftBudget]]]:
         """Total variation from the target distribution, and the budgets of each path; each has a copy of the policy."""

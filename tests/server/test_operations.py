@@ -117,7 +117,7 @@ def test_drafter_nodes_are_listed_and_counted(server: Running) -> None:
 @pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first
 def test_latencies_are_counted_per_token(server: Running, stream: bool, later: int) -> None:
     before = samples(server)
-    server.post("/v1/completions", prompt="ab", max_tokens=6, stream=stream)
+    server.post("/v1/completions", prompt="ab", max_tokens=6, temperature=0, stream=stream)
     after = samples(server)
 
     def gained(name: str) -> float:

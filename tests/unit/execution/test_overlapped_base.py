@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,13 +13,11 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.plugin_base import Drafter
 from cospec.core.types import BatchState, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import DrafterLost, InvalidInput
 from cospec.execution.auto import Auto
 from cospec.execution.draft_for_outcomes import DraftForOutcomes
-from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from cospec.registry import EXECUTION_MODES as TABLE
 from cospec.runtime.engine_client import EngineStatus
@@ -28,89 +26,8 @@ from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import ServerMetrics
 from harness.in_flight import with_steps_in_flight
 from harness.methods import override
-from harness.overlap import MODES, under
+from harness.overlap import MODES, PARAMS, Recording, engine_under, under
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
-
-PARAMS = SamplingParams(temperature=0, max_tokens=24)
-
-
-class Recording(ScriptedDrafter):
-    """Writes down who is drafted for."""
-
-    def __init__(self) -> None:
-        super().__init__([0, 1])
-        self.batches: list[set[str]] = []
-
-    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        self.batches.append({context.id for context in contexts})
-        return super().propose(contexts, budgets)
-
-
-def engine(execution_mode: str, drafter: Drafter, count: int) -> Engine:
-    made = under(toy_engine(ToyModel(4), drafter, k=2), execution_mode)
-    for n in range(count):
-        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
-    return made
-
-
-def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
-    drafter = Recording()
-    made, verified = engine("pipelined", drafter, 6), []
-    assert isinstance(made.execution_mode, OverlappedMode)
-    verifier = made.execution_mode.components.verifier
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        verified.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
-    for _ in range(5):
-        made.step()
-        made.execution_mode.check_integrity()
-        assert len(made.execution_mode.dispatcher.buffer.ready) <= 3
-    assert verified[0] == set(), "the prompts"
-    for before, after in pairwise(verified[1:]):
-        assert len(before) == len(after) == 3 and not before & after
-    assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
-
-
-def test_batches_of_different_sizes_become_halves() -> None:
-    """One request begins with drafts, and five join: no group of few stays apart while others wait."""
-    made, sizes = under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), list[int]()
-    verifier = made.execution_mode.components.verifier
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        sizes.append(len(drafts))
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
-    for n in range(6):
-        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
-        made.step()
-    sizes.clear()
-    for _ in range(6):
-        made.step()
-    assert sizes[2:] == [3] * 4
-
-
-def test_drafting_during_a_verification_is_time_of_the_next_step() -> None:
-    """The drafts of a step were made before; a verifier in this process returns when it has verified."""
-    made, found = engine("pipelined", Recording(), 6), list[float]()
-    assert isinstance(made.execution_mode, OverlappedMode)
-    executor, verifier = made.execution_mode.dispatcher.executor, made.execution_mode.components.verifier
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        executor.busy += 10.0 ** len(found)  # type: ignore[union-attr]
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
-    override(made.scheduler.policy, observe=lambda stats, commits: found.append(stats.times.draft))
-    for _ in range(5):
-        made.step()
-    assert found == pytest.approx([0, 1, 10, 100, 1000], abs=0.5)
 
 
 class Assuming(ScriptedDrafter):
@@ -129,32 +46,13 @@ class Assuming(ScriptedDrafter):
 def test_drafts_of_ready_requests_come_before_drafts_ahead(steps: int, requests: int, ahead: bool) -> None:
     """With several steps in flight, other requests need the drafter during a verification."""
     drafter = Assuming()
-    made = with_steps_in_flight(engine("draft-ahead", drafter, requests), steps)
+    made = with_steps_in_flight(engine_under("draft-ahead", drafter, requests), steps)
     while made.metrics().requests_running + made.metrics().requests_waiting == requests:
         made.step()
         assert ahead or not any(drafter.assumed)
     assert len(drafter.assumed) > 10
     assert any(drafter.assumed) is ahead
     made.close()
-
-
-def test_pipelined_verifies_whole_microbatches_of_steps_in_flight() -> None:
-    """Half of a microbatch would occupy a stage nearly as long. Drafts that come late do not divide it either."""
-    made = with_steps_in_flight(under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), 2)
-    for n in range(8):
-        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
-    verifier, sizes = made.execution_mode.components.verifier, list[int]()
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        sizes.append(len(drafts))
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
-    for _ in range(6):
-        made.step()
-    assert sizes[:2] == [0, 0], "the prompts"
-    assert set(sizes[2:]) == {4}
 
 
 def test_a_single_sequence_is_not_starved() -> None:
@@ -394,7 +292,7 @@ def test_another_load_is_measured_anew(
 
 
 def test_the_round_and_its_reason_are_in_the_metrics() -> None:
-    made = engine("auto", Recording(), 1)
+    made = engine_under("auto", Recording(), 1)
     text = ServerMetrics("toy").render(asdict(made.metrics()), EngineStatus(True, 0, 0, 0)).decode()
     (line,) = [line for line in text.splitlines() if line.startswith("cospec:execution_mode_info")]
     assert 'execution_mode="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
