@@ -124,33 +124,39 @@ class Nodes:
         return f"acceptance length {length:.2f}, {self.over('one drafter', variant):.2f}× one drafter in turn"
 
 
+def over_baselines(results: Results, source: Source, at: str) -> list[Row]:
+    """CoSine and CoSine after outcomes over each baseline, then the latter for the same price."""
+    whole = [
+        results.row(f"CoSine over {words}, {at}", said, source, lambda f, name=name: Nodes(f).both(name))
+        for name, (words, said) in BASELINES.items()
+    ]
+    after = [
+        results.row(
+            f"CoSine after outcomes over {words}, {at}",
+            said,
+            source,
+            lambda f, name=name: Nodes(f).both(name, AFTER_OUTCOMES),
+        )
+        for name, (words, said) in BASELINES.items()
+    ]
+    priced = [
+        results.row(
+            f"tokens for the same price, CoSine after outcomes over {words}, {at}",
+            "",
+            source,
+            lambda f, name=name: Nodes(f).priced(name, AFTER_OUTCOMES),
+        )
+        for name, (words, _) in BASELINES.items()
+    ]
+    return [*whole, *after, *priced]
+
+
 def section(results: Results) -> Section:
     """Figures 6(a) and 6(c), the ablation, and the acceptance by nodes."""
     rows: list[Row] = []
     for requests, source in SOURCES.items():
         at = f"{requests} requests"
-        rows += [
-            results.row(f"CoSine over {words}, {at}", said, source, lambda f, name=name: Nodes(f).both(name))
-            for name, (words, said) in BASELINES.items()
-        ]
-        rows += [
-            results.row(
-                f"CoSine after outcomes over {words}, {at}",
-                said,
-                source,
-                lambda f, name=name: Nodes(f).both(name, AFTER_OUTCOMES),
-            )
-            for name, (words, said) in BASELINES.items()
-        ]
-        rows += [
-            results.row(
-                f"tokens for the same price, CoSine after outcomes over {words}, {at}",
-                "",
-                source,
-                lambda f, name=name: Nodes(f).priced(name, AFTER_OUTCOMES),
-            )
-            for name, (words, _) in BASELINES.items()
-        ]
+        rows += over_baselines(results, source, at)
         rows.append(
             results.row(
                 f"CoSine over SpecInfer, 8 nodes each, {at}",

@@ -33,11 +33,11 @@ class OldNumbers(Numbers):
         return RememberedDraws(self, seed, 0)
 
 
-def error(acceptance_method: str, steps: int, kind: type[Numbers] = Numbers, anew: bool = False) -> float:
+def error(acceptance_method: str, steps: int, kind: type[Numbers] = Numbers, restart: bool = False) -> float:
     """Total variation from the target's distribution; the first engine is lost after ``steps``.
 
     Args:
-        anew: the wrong way: an output that has not ended begins again.
+        restart: the wrong way: an output that has not ended begins again.
     """
     params = SamplingParams(max_tokens=LENGTH, seed=7, stop_token_ids=(STOP,))
     request = make_request("r", (0, 1, 0), params)
@@ -53,7 +53,7 @@ def error(acceptance_method: str, steps: int, kind: type[Numbers] = Numbers, ane
                 delivered += [token for event in first.step() for token in event.tokens]
             if delivered and not first.has_work:
                 return tuple(delivered)
-            kept = () if anew else tuple(delivered)
+            kept = () if restart else tuple(delivered)
             return (*kept, *tokens_of(run_all(second, [replace(request, resumed_output=kept)]))["r"])
 
     found: OutputDistribution = enumerate_runs(run)
@@ -75,9 +75,9 @@ def test_numbers_that_had_decided_about_delivered_tokens_would_be_seen() -> None
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-def test_outputs_that_begin_anew_would_be_seen(acceptance_method: str, steps: int) -> None:
+def test_outputs_that_begin_again_would_be_seen(acceptance_method: str, steps: int) -> None:
     """Those that had ended stay, so short outputs would be more frequent."""
-    assert error(acceptance_method, steps, anew=True) > SEEN
+    assert error(acceptance_method, steps, restart=True) > SEEN
 
 
 def test_a_resumed_request_has_a_seed_of_its_own() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cospec.core.engine import Engine
 from cospec.execution.overlapped_base import OverlappedMode
 from cospec.models.toy import ToyModel
 from harness.in_flight import with_steps_in_flight
@@ -15,18 +16,24 @@ from harness.overlap import PARAMS, Recording, engine_under, under
 from harness.toys import make_request, toy_engine
 
 
-def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
-    drafter = Recording()
-    made, verified = engine_under("pipelined", drafter, 6), []
-    assert isinstance(made.execution_mode, OverlappedMode)
-    verifier = made.execution_mode.components.verifier
+def verified_by(made: Engine) -> list[set[str]]:
+    """The requests with drafts of each step from now on."""
+    found, verifier = list[set[str]](), made.execution_mode.components.verifier
     submit = verifier.submit
 
     def recorded(entries: Any, drafts: Any) -> Any:
-        verified.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
+        found.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
         return submit(entries, drafts)
 
     override(verifier, submit=recorded)
+    return found
+
+
+def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
+    drafter = Recording()
+    made = engine_under("pipelined", drafter, 6)
+    assert isinstance(made.execution_mode, OverlappedMode)
+    verified = verified_by(made)
     for _ in range(5):
         made.step()
         made.execution_mode.check_integrity()
@@ -39,22 +46,14 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
 
 def test_batches_of_different_sizes_become_halves() -> None:
     """One request begins with drafts, and five join: no group of few stays apart while others wait."""
-    made, sizes = under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), list[int]()
-    verifier = made.execution_mode.components.verifier
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        sizes.append(len(drafts))
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
+    made = under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow")
     for n in range(6):
         made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
         made.step()
-    sizes.clear()
+    verified = verified_by(made)
     for _ in range(6):
         made.step()
-    assert sizes[2:] == [3] * 4
+    assert [len(ids) for ids in verified[2:]] == [3] * 4
 
 
 def test_drafting_during_a_verification_is_time_of_the_next_step() -> None:
@@ -80,15 +79,8 @@ def test_pipelined_verifies_whole_microbatches_of_steps_in_flight() -> None:
     made = with_steps_in_flight(under(toy_engine(ToyModel(4), Recording(), k=2), "pipelined", "slow"), 2)
     for n in range(8):
         made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
-    verifier, sizes = made.execution_mode.components.verifier, list[int]()
-    submit = verifier.submit
-
-    def recorded(entries: Any, drafts: Any) -> Any:
-        sizes.append(len(drafts))
-        return submit(entries, drafts)
-
-    override(verifier, submit=recorded)
+    verified = verified_by(made)
     for _ in range(6):
         made.step()
-    assert sizes[:2] == [0, 0], "the prompts"
-    assert set(sizes[2:]) == {4}
+    assert verified[:2] == [set(), set()], "the prompts"
+    assert {len(ids) for ids in verified[2:]} == {4}
