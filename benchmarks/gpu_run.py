@@ -19,7 +19,7 @@ from benchmarks.gpu_variants import VARIANTS, Variant
 from cospec import LLM
 from cospec.bench.paired_ratios import paired_ratio
 
-BATCHES = {"static": range(1, 9), "continuous": range(8, 1 << 20)}
+BATCHES = {"static": range(1, 8), "continuous": range(8, 1 << 20)}
 """Batch sizes of transformers' systems; cospec runs at all."""
 DRAFTED = 4  # tokens per draft
 WARM_CALLS = 2  # of each system: a long run, and the first piece of work

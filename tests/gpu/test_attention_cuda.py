@@ -108,3 +108,20 @@ def test_a_row_of_a_draft_attends_as_a_decoding_step() -> None:
     assert torch.equal(found(step, batch), wanted)
     less = replace(batch, visible=batch.visible - 1)
     assert not torch.equal(found(step, less), wanted), "control: a row that attends one entry less"
+
+
+def test_batches_of_all_sizes_share_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles once with and once without trees; control: another head dimension compiles again."""
+    from triton import knobs
+
+    compiled: list[str] = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **call: compiled.append(call["repr"]))
+    kinds = [(LONG,), (BRANCHING,), (SHORT, LONG, BRANCHING)]
+    for case in kinds:
+        attended(TritonAttention(), attention_case(case))
+    compiled.clear()
+    for case in [*kinds, *[(replace(SHORT, start=start),) for start in range(99)]]:
+        attended(TritonAttention(), attention_case(case))
+    assert not compiled
+    attended(TritonAttention(), attention_case((SHORT,), 40))
+    assert compiled

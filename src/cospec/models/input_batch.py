@@ -20,6 +20,8 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.tree import ancestor_bits, depths, is_chain
 from cospec.errors import InvalidInput
 
+ALIGNMENT = 16  # bytes; Triton compiles a kernel again for an address that is aligned otherwise
+
 Tables = Mapping[str, Sequence[int]] | Callable[[str], Sequence[int]]
 
 
@@ -101,7 +103,7 @@ class Columns:
 
     def __init__(self, rows: int, sequences: int, pages: int, outputs: int, device: torch.device) -> None:
         wide, narrow = np.dtype(np.int64), np.dtype(np.int32)
-        fields: dict[str, tuple[Any, tuple[int, ...]]] = {  # the wide numbers come first, so that all are aligned
+        fields: dict[str, tuple[Any, tuple[int, ...]]] = {
             "ids": (wide, (rows,)),
             "positions": (wide, (rows,)),
             "mask": (wide, (rows,)),
@@ -113,16 +115,16 @@ class Columns:
             "tables": (narrow, (sequences, pages)),
         }
         sizes = [kind.itemsize * prod(shape) for kind, shape in fields.values()]
-        ends = np.cumsum(sizes).tolist()
-        self._host = np.empty(ends[-1], np.uint8)
+        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        self._host = np.empty(starts[-1], np.uint8)
         source = torch.from_numpy(self._host)
         self._source, self._target = source, source if device.type == "cpu" else torch.empty_like(source, device=device)
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
-        for (name, (kind, shape)), size, end in zip(fields.items(), sizes, ends, strict=True):
-            self.arrays[name] = self._host[end - size : end].view(kind).reshape(shape)
+        for (name, (kind, shape)), size, start in zip(fields.items(), sizes, starts, strict=False):
+            self.arrays[name] = self._host[start : start + size].view(kind).reshape(shape)
             dtype = torch.int64 if kind is wide else torch.int32
-            self.tensors[name] = self._target[end - size : end].view(dtype).view(shape)
+            self.tensors[name] = self._target[start : start + size].view(dtype).view(shape)
 
     def send(self) -> None:
         """Copy the arrays to the device. The arrays may change when the call has returned."""

@@ -7,6 +7,7 @@ before their tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,15 +60,21 @@ class _Choice:
 
     def __init__(self, params: Sequence[RolloutParams], device: torch.device) -> None:
         self._params = params
-        self._draws = any(own.temperature for own in params)
+        self._some_draw = any(own.temperature for own in params)
+        self._all_draw = all(own.temperature for own in params)
         self._confident = any(own.confident for own in params)
         self._keeps_q = any(own.temperature and own.stream[1] == StreamKind.DRAFT for own in params)
         words = [(seed, kind, position, base) for seed, kind, _, _, position, base in (own.stream for own in params)]
-        self._streams = torch.tensor([[signed(word) for word in row] for row in words], device=device).T
-        temperatures = [own.temperature or 1.0 for own in params]
-        self._temperatures = torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None]
-        self._depths = torch.tensor([own.depth for own in params], device=device)
-        self._greedy = torch.tensor([own.temperature == 0.0 for own in params], device=device)
+        numbers = [[signed(word) for word in row] for row in words]
+        temperatures, depths = [own.temperature or 1.0 for own in params], [own.depth for own in params]
+
+        def on_device(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+        self._streams = on_device(numbers, torch.int64).T
+        self._temperatures = on_device(temperatures, torch.float64)[:, None]
+        self._depths, self._shortest = on_device(depths, torch.int64), min(depths)
+        self._greedy = on_device([own.temperature == 0.0 for own in params], torch.bool)
         self._tokens: list[Tensor] = []
         self._logits: list[Tensor] = []
         self._q: list[Tensor] = []
@@ -76,22 +83,29 @@ class _Choice:
 
     def add(self, rows: Tensor) -> Tensor:
         """Choose a token for each row of logits ``[S, V]``; -1 for a row that is not finite, and after the depth."""
-        tokens = torch.where(rows.amax(-1).isfinite(), first_largest(rows), -1)
-        if self._draws or self._confident:
-            q = torch.softmax(rows.double() / self._temperatures, -1)
-            if self._draws:
-                seeds, kinds, positions, bases = self._streams
-                drawn = exponential_sample(q, seeds, kinds, positions + len(self._tokens), bases)
-                tokens = torch.where(self._greedy | (tokens < 0), tokens, drawn)
+        q = torch.softmax(rows.double() / self._temperatures, -1) if self._some_draw or self._confident else None
+        if self._all_draw and q is not None:
+            tokens = self._drawn(q)  # -1 for a row that is not finite: its softmax has no numbers
+        else:
+            tokens = torch.where(rows.amax(-1).isfinite(), first_largest(rows), -1)
+            if self._some_draw and q is not None:
+                tokens = torch.where(self._greedy | (tokens < 0), tokens, self._drawn(q))
+        if q is not None:
             if self._keeps_q:
                 self._q.append(q)
                 self._chosen.append(q.gather(-1, tokens.clamp(min=0)[:, None])[:, 0])
             self._confidence.append(q.amax(-1))
         if any(own.logits for own in self._params):
             self._logits.append(rows)
-        tokens = torch.where(self._depths > len(self._tokens), tokens, -1)
+        if self._shortest <= len(self._tokens):
+            tokens = torch.where(self._depths > len(self._tokens), tokens, -1)
         self._tokens.append(tokens)
         return tokens
+
+    def _drawn(self, q: Tensor) -> Tensor:
+        """Return the token that each row's stream draws from ``q [S, V]``."""
+        seeds, kinds, positions, bases = self._streams
+        return exponential_sample(q, seeds, kinds, positions + len(self._tokens), bases)
 
     def output(self, hits: Sequence[int]) -> RolloutOutput:
         """Copy the results to the host, except distributions."""

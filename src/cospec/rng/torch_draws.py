@@ -57,12 +57,6 @@ def _unit(words: Tensor) -> Tensor:
     return _shift(words, 12).double() * TO_UNIT + HALF_STEP
 
 
-def uniforms(seeds: Tensor, kind: int, positions: Tensor, branches: Tensor, bases: Tensor) -> Tensor:
-    """Return ``RandomStreams(seed, base).uniforms(position, 1, kind, branch)`` for tensors that broadcast."""
-    zero = torch.zeros_like(positions)
-    return _unit(philox((seeds, zero + kind), (positions + 1, branches, zero, bases))[0])
-
-
 def exponential_sample(weights: Tensor, seeds: Tensor, kinds: Tensor, positions: Tensor, bases: Tensor) -> Tensor:
     """Return the winner of each row's exponential race, -1 where no weight is positive, as ``rng.exponential_sample``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.sampling import truncate
 from cospec.core.tree import depths
-from cospec.rng.random_streams import StreamKind
-from cospec.rng.torch_draws import exponential_sample, first_largest, signed, uniforms
+from cospec.core.types import Draft, RequestState
+from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
+from cospec.rng.torch_draws import exponential_sample, first_largest, signed
 
 PADDING = -2  # the parent of a node that only fills a row
 
@@ -24,24 +26,27 @@ PADDING = -2  # the parent of a node that only fills a row
 class TensorBatch:
     """``B`` drafts, padded to ``N`` nodes.
 
+    No method waits for the device: the host launches all operations while the target's forward still runs.
+
     Attributes:
+        tasks: ``[B]``, whose drafts these are.
         first: ``[B]``, the row of each request's root among the rows of the batch.
         last: ``[B]``, the last row of each request.
         lengths: ``[B]``, nodes of each draft.
-        tokens, parents, depths, branches: ``[B, N]``; ``branches`` counts elder siblings.
+        tokens, parents, depths: ``[B, N]``.
         seeds, bases: ``[B]``.
         probs: ``[R, V]`` float64; empty for greedy requests whose method reads no distribution.
         greedy_tokens: ``[R]``, the likeliest token of each row of such requests; empty otherwise.
         q: ``[B, N, V]`` float64, point masses for drafts without q.
     """
 
+    tasks: Sequence[VerifyTask]
     first: Tensor
     last: Tensor
     lengths: Tensor
     tokens: Tensor
     parents: Tensor
     depths: Tensor
-    branches: Tensor
     seeds: Tensor
     bases: Tensor
     probs: Tensor
@@ -59,10 +64,12 @@ class TensorBatch:
         return torch.minimum(first + nodes + 1, last)
 
     def uniforms(self) -> Tensor:
-        """Return the uniform number that each node is tested with, ``[B, N]``."""
-        bases = self.bases[:, None]
-        positions = bases + self.depths - 1
-        return uniforms(self.seeds[:, None] + 0 * positions, StreamKind.ACCEPT, positions, self.branches, bases)
+        """Return the uniform number that each node is tested with, ``[B, N]``; drawn by the host."""
+        numbers = np.zeros(tuple(self.tokens.shape))
+        for row, task in zip(numbers, self.tasks, strict=True):
+            if task.draft is not None:
+                row[: len(task.draft)] = _uniforms(task.draft, task.entry.sequence)
+        return _to_device(numbers, self.tokens.device)
 
     def drafted_probs(self) -> tuple[Tensor, Tensor]:
         """Return the probability of each draft token under the target and under the drafter, ``[B, N]``."""
@@ -74,7 +81,8 @@ class TensorBatch:
         if not len(self.probs):
             return self.greedy_tokens
         counts = self.last - self.first + 1
-        task = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        numbers, rows = torch.arange(len(counts), device=counts.device), len(self.probs)
+        task = torch.repeat_interleave(numbers, counts, output_size=rows)  # otherwise the host waits for the sum
         nodes = torch.arange(len(task), device=task.device) - self.first[task] - 1
         own = torch.cat([torch.zeros_like(self.bases)[:, None], self.depths], 1)[task, nodes + 1]
         kinds = torch.full_like(task, StreamKind.TARGET)
@@ -103,16 +111,16 @@ def batch_of(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor, distri
     rows, nodes, scalars = _on_device([places, _nodes(tasks), _scalars(tasks)], logits.device)
     whole = len(places) == len(logits)  # tasks are in the order of their rows
     own, finite = (logits, finite) if whole else (logits[rows], finite[rows])
-    tokens, parents, level, branches = nodes
+    tokens, parents, level = nodes
     first, last, lengths, seeds, bases = scalars
     return TensorBatch(
+        tasks,
         first,
         last,
         lengths,
         tokens,
         parents,
         level,
-        branches,
         seeds,
         bases,
         _target_probs(tasks, own, finite) if distributions else own[:0].double(),
@@ -123,21 +131,40 @@ def batch_of(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor, distri
 
 def _on_device(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
     """Copy arrays to a device in one transfer."""
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device, non_blocking=True)
+    flat = _to_device(np.concatenate([array.ravel() for array in arrays]), device)
     parts = flat.split([array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
+def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device. The host does not wait for earlier work of the device."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def _uniforms(draft: Draft, sequence: RequestState) -> Floats:
+    """Return the uniform number of each node, as the methods in Python draw them."""
+    draws = RandomStreams(sequence.request.seed, len(sequence.tokens))
+    if draft.is_chain:
+        return draws.uniforms(draft.base_len, len(draft), StreamKind.ACCEPT)
+    places = zip(depths(draft.parents), _elder_siblings(draft.parents), strict=True)
+    numbers = [draws.uniforms(draft.base_len + depth - 1, 1, StreamKind.ACCEPT, elder)[0] for depth, elder in places]
+    return np.array(numbers)
+
+
+def _elder_siblings(parents: Sequence[int]) -> list[int]:
+    """Return how many siblings precede each node."""
+    return [parents[:node].count(parent) for node, parent in enumerate(parents)]
+
+
 def _nodes(tasks: Sequence[VerifyTask]) -> NDArray[np.int64]:
-    """Return tokens, parents, depths and elder siblings of the nodes, ``[4, B, N]``."""
+    """Return tokens, parents and depths of the nodes, ``[3, B, N]``."""
     drafts = [task.draft for task in tasks]
     width = max(0 if draft is None else len(draft) for draft in drafts)
-    table = np.zeros((4, len(tasks), width), dtype=np.int64)
+    table = np.zeros((3, len(tasks), width), dtype=np.int64)
     table[1] = PADDING
     for row, draft in enumerate(drafts):
         if draft is not None:
-            elder = [draft.parents[:node].count(parent) for node, parent in enumerate(draft.parents)]
-            table[:, row, : len(draft)] = draft.tokens, draft.parents, depths(draft.parents), elder
+            table[:, row, : len(draft)] = draft.tokens, draft.parents, depths(draft.parents)
     return table
 
 
@@ -155,14 +182,14 @@ def _target_probs(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor) -
     """Return the target distributions of rows ``[R, V]``; one call truncates all rows with equal parameters."""
     samplings = [task.entry.sequence.request.sampling for task in tasks for _ in range(task.count)]
     temperatures = [1.0 if params.greedy else params.temperature for params in samplings]
-    scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    scale = _to_device(np.array(temperatures), logits.device)
     probs = torch.softmax(logits.double() / scale[:, None], -1)
     alike: dict[tuple[bool, int, float, float], list[int]] = {}
     for row, params in enumerate(samplings):
         if params.greedy or params.truncates:
             alike.setdefault((params.greedy, params.top_k, params.top_p, params.min_p), []).append(row)
     for (greedy, *_), places in alike.items():
-        rows = torch.tensor(places, device=logits.device)
+        rows = _to_device(np.array(places), logits.device)
         if greedy:
             probs[rows] = nn.functional.one_hot(
                 first_largest(logits[rows]) % logits.shape[-1], logits.shape[-1]
@@ -174,7 +201,11 @@ def _target_probs(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor) -
 
 def _draft_probs(tasks: Sequence[VerifyTask], tokens: Tensor, vocab_size: int) -> Tensor:
     """Return the q of each node, ``[B, N, V]``."""
-    found = nn.functional.one_hot(tokens, vocab_size).double()
+    drawn = all(task.draft is not None and task.draft.q is not None for task in tasks)
+    shape = *tokens.shape, vocab_size
+    found = tokens.new_zeros(shape, dtype=torch.float64)
+    if not drawn:
+        found.scatter_(-1, tokens[..., None], 1.0)
     for row, task in enumerate(tasks):
         if task.draft is not None and task.draft.q is not None:
             q = task.draft.q

@@ -11,6 +11,7 @@ import triton.language as tl
 BLOCK = tl.constexpr(64)  # entries whose products are in registers; also the most nodes of a tree
 PART = tl.constexpr(256)  # entries of one softmax, as in csrc/ops/attention_kernel.h
 LOWEST = tl.constexpr(-1e30)  # the maximum of no entries
+PER_BATCH = ["first_tile", "table_step", "parts"]  # Triton would compile again for values of other divisibility
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def _tile(tiles, number, head, group, HEADS: tl.constexpr, TILE: tl.constexpr):
     return first + member // HEADS, head * group + member % HEADS, live
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_step"])
 def write_kernel(
     new_keys, new_values, keys, values, segments, tables, write_at, key_step, value_step, table_step, page_size,
     page_step, head_step, slot_step, DIM: tl.constexpr, WIDTH: tl.constexpr,
@@ -87,7 +88,7 @@ def write_kernel(
     tl.store(values + place, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_BATCH)
 def context_kernel(
     queries, keys, values, key_scales, value_scales, tiles, segments, tables, visible, positions, sums, norms,
     first_tile, heads, kv_heads, group, table_step, page_size, page_step, head_step, slot_step, parts, scale, softcap,
@@ -135,7 +136,7 @@ def context_kernel(
         tl.store(norms + (place * 2 + 1) * TILE + member, maximum)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_BATCH)
 def tree_kernel(
     queries, keys, values, key_scales, value_scales, tiles, segments, tables, visible, positions, masks, starts,
     write_at, sums, norms, out, first_tile, heads, kv_heads, group, table_step, page_size, page_step, head_step,
