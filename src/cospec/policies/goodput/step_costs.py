@@ -97,12 +97,13 @@ class StepCosts:
         levels = np.asarray(per_level * (np.minimum(depths, 1) if capabilities.single_pass else depths), np.float64)
         if not capabilities.costless:
             levels[1:] += latency.draft.start
-        if not latency.overlap:
+        overlaps = latency.overlaps(alone=n == 1)
+        if not overlaps:
             excess = latency.correction.excess(n)[np.minimum(depths, LONGEST)]
             more = excess * (seconds + float(verified[0]))
             seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
-        return StepLimits(n, seconds, verified, levels, limit, latency.overlap)
+        return StepLimits(n, seconds, verified, levels, limit, overlaps)
 
     def feeding(self, tokens: Floats | Ints) -> Floats:
         """Return the seconds of feeding ``tokens`` of each sequence to the drafter, ``[n]``."""

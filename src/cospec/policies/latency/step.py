@@ -99,12 +99,16 @@ class StepLatency:
         nearest = min(known, key=lambda k: abs(k - m))
         return self._drafts[nearest].cost.scaled(m / nearest)
 
-    @property
-    def overlap(self) -> bool:
-        """Whether drafting and verification overlap; before any draft, whether the execution mode has groups for it."""
-        if not self._drafted:
-            return self._latest is not None and self._latest.groups > 1
-        return self._overlapped > 0.5
+    def overlaps(self, alone: bool) -> bool:
+        """Whether drafting and verification overlap; before any draft, whether the execution mode has groups for it.
+
+        Args:
+            alone: whether there is one sequence, which cannot overlap with another group.
+        """
+        groups = 1 if self._latest is None else self._latest.groups
+        if groups > 1 and alone:
+            return False
+        return self._overlapped > 0.5 if self._drafted else groups > 1
 
     @property
     def feeding(self) -> float:
@@ -137,7 +141,7 @@ class StepLatency:
         target = self.target.seconds(stats.context_tokens, stats.batched_tokens, stats.sequences)
         draft = self.drafting(stats.depth, stats.proposed, stats.context_tokens, stats.drafts)
         rest = self.rest.seconds(0.0, stats.proposed, stats.sequences)
-        return (max(draft, target) if self.overlap else draft + target) + rest
+        return (max(draft, target) if self.overlaps(stats.alone) else draft + target) + rest
 
     def observe(self, stats: StepStats, fed: int = 0) -> None:
         """Store a measured step; ``fed`` counts tokens of new texts that the drafter read, which are not part of a
@@ -175,16 +179,23 @@ class StepLatency:
         """Update the overlap of drafting and verification, and the seconds of everything else."""
         draft, target, both = steps.draft, steps.target, steps.draft + steps.target
         shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(draft)
-        shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[shorter > 0]
+        shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[(shorter > 0) & (steps.alone == 0)]
         if len(shares):
             self._drafted += len(shares)
             weight = max(1.0 - (1.0 - UPDATE_RATE) ** len(shares), len(shares) / self._drafted)
             self._overlapped += weight * (float(bounded(shares, 0.0, 1.0).mean()) - self._overlapped)
-        spent = np.maximum(draft, target) if self.overlap else both
+        spent = self._both(steps, draft, target)
         typical = REST.of_all(0.0, steps.proposed, steps.sequences)
         factor = max(0.0, middle((steps.working - spent) / typical))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
+
+    def _both(self, steps: StepColumns, draft: Floats, target: Floats) -> Floats:
+        """Return the seconds of drafting and verification together."""
+        one_by_one = draft + target
+        if not self.overlaps(alone=False):
+            return one_by_one
+        return np.where(steps.alone > 0, one_by_one, np.maximum(draft, target))
 
     def _correct(self, steps: StepColumns) -> None:
         """Compare measured and predicted steps of each draft length."""
@@ -197,7 +208,7 @@ class StepLatency:
             own = self.target.of_all(context, of_drafts, sequences)
         draft = self._drafting(steps)
         rest = self.rest.of_all(0.0, proposed, sequences)
-        predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
+        predicted = self._both(steps, draft, target) + rest
         plain = plain + rest - self.rest.slopes[0] * proposed
         weights = (own / np.maximum(target, 1e-12)) ** 2  # the time of other requests' prompts is less certain
         kinds = sequences[chosen].astype(np.int64), steps.depth[chosen].astype(np.int64)

@@ -21,6 +21,7 @@ class StepColumns(NamedTuple):
         fed: tokens of new texts that the drafter read.
         members: drafters of a pool that drafted.
         scoring: seconds of scoring known tokens; scores of a new text are part of feeding.
+        alone: 1 or 0, see ``StepStats.alone``.
     """
 
     context: Floats
@@ -35,6 +36,7 @@ class StepColumns(NamedTuple):
     fed: Floats
     members: Floats
     scoring: Floats
+    alone: Floats
 
 
 class StepStore:
@@ -55,7 +57,7 @@ class StepStore:
         self._values += (
             stats.context_tokens, stats.batched_tokens, sequences, stats.depth, stats.proposed,
             stats.drafts or sequences, times.draft - scoring, times.target, stats.total - stats.planning - scoring,
-            fed, members, scoring,
+            fed, members, scoring, stats.alone,
         )  # fmt: skip
         self._count += 1
         return self._count

@@ -25,7 +25,7 @@ def overlapping(bounds: StepBounds = NO_BOUNDS) -> LengthProblem:
     for step in range(8):
         latency.observe(StepStats(step, 3, 15, 600, 4, 12, 6, 9, StepTimes(0.064, 0.1075), 0.1075, drafts=3))
     latency.learn()
-    assert latency.overlap
+    assert latency.overlaps(alone=False)
     return LengthProblem([chains(8)], StepCosts(latency, bounds))
 
 

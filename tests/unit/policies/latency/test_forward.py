@@ -121,15 +121,29 @@ def test_a_fit_that_stays_wrong_is_made_anew_and_said() -> None:
 
 def test_overlap_shows_in_the_rounds() -> None:
     cost = StepLatency(LatencyModels(TRUE, TRUE))
-    assert not cost.overlap
+    assert not cost.overlaps(alone=False)
     for _ in range(60):
         cost.observe(StepStats(0, 8, 40, 2000, 4, 32, 8, 16, StepTimes(2e-3, 3e-3), 3.1e-3))
     cost.learn()
-    assert cost.overlap
+    assert cost.overlaps(alone=False)
     for _ in range(60):
         cost.observe(StepStats(0, 8, 40, 2000, 4, 32, 8, 16, StepTimes(2e-3, 3e-3), 5.1e-3))
     cost.learn()
-    assert not cost.overlap
+    assert not cost.overlaps(alone=False)
+
+
+@pytest.mark.parametrize("planned", [1, 2], ids=["alone", "control: two sequences"])
+def test_a_sequence_alone_says_nothing_about_the_overlap_of_others(planned: int) -> None:
+    """Where a step verifies one of two groups, one sequence waits for its draft; later sequences do not."""
+    cost, times = StepLatency(LatencyModels(TRUE, TRUE)), StepTimes(2e-3, 3e-3)
+    for _ in range(60):
+        cost.observe(StepStats(0, 4, 20, 1000, 4, 16, 4, 8, times, 3.1e-3, groups=2, planned=8))
+    cost.learn()
+    for _ in range(60):
+        cost.observe(StepStats(0, 1, 5, 250, 4, 4, 1, 2, times, 5.1e-3, groups=2, planned=planned))
+    cost.learn()
+    assert not cost.overlaps(alone=True)
+    assert cost.overlaps(alone=False) == (planned == 1)
 
 
 def test_what_drafting_costs_depends_on_the_drafter() -> None:
