@@ -84,3 +84,20 @@ def test_no_other_row_changes_a_winner() -> None:
     assert together == on_device(weights, stream)
     for row in (0, 17, 39):
         assert on_device(weights[row : row + 1], [part[row : row + 1] for part in stream]) == together[row : row + 1]
+
+
+@needs_triton
+def test_batches_of_all_sizes_share_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An odd number of parts, so that the rows of a tensor have addresses of both kinds; control: other sizes."""
+    from triton import knobs
+
+    compiled: list[str] = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **call: compiled.append(call["repr"]))
+    weights = torch.rand(4, 3000, dtype=torch.float64)
+    on_device(weights, streams(4))
+    compiled.clear()
+    for rows in (1, 2, 3, 4):
+        on_device(weights[:rows], streams(rows))
+    assert not compiled
+    on_device(weights[:, :77], streams(4))
+    assert compiled

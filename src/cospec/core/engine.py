@@ -372,7 +372,7 @@ class Engine:
             drafts=drafts,
             planning=step.planning,
             groups=self.execution_mode.info.groups,
-            planned=len(step.plan.entries),
+            planned_sequences=len(step.plan.entries),
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(result.outputs, commits, stats)

@@ -102,7 +102,7 @@ class StepStats:
         drafts: sequences with a draft.
         planning: seconds before any model was called.
         groups: as of ``ExecutionInfo``.
-        planned: sequences of the plan, of all groups; 0 where the step does not say.
+        planned_sequences: of all groups; 0 where the step does not say.
     """
 
     step: int
@@ -118,12 +118,12 @@ class StepStats:
     drafts: int = 0
     planning: float = 0.0
     groups: int = 1
-    planned: int = 0
+    planned_sequences: int = 0
 
     @property
     def alone(self) -> bool:
-        """Whether drafting waited for verification, because no other group had a sequence."""
-        return self.groups > 1 and self.planned == 1
+        """Whether drafting and verification took turns, because one group had the only sequence."""
+        return self.groups > 1 and self.planned_sequences == 1
 
     @property
     def working(self) -> float:

@@ -115,16 +115,16 @@ class Columns:
             "tables": (narrow, (sequences, pages)),
         }
         sizes = [kind.itemsize * prod(shape) for kind, shape in fields.values()]
-        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        self._host = np.empty(starts[-1], np.uint8)
+        *offsets, total = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        self._host = np.empty(total, np.uint8)
         source = torch.from_numpy(self._host)
         self._source, self._target = source, source if device.type == "cpu" else torch.empty_like(source, device=device)
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
-        for (name, (kind, shape)), size, start in zip(fields.items(), sizes, starts, strict=False):
-            self.arrays[name] = self._host[start : start + size].view(kind).reshape(shape)
+        for (name, (kind, shape)), size, offset in zip(fields.items(), sizes, offsets, strict=True):
+            self.arrays[name] = self._host[offset : offset + size].view(kind).reshape(shape)
             dtype = torch.int64 if kind is wide else torch.int32
-            self.tensors[name] = self._target[start : start + size].view(dtype).view(shape)
+            self.tensors[name] = self._target[offset : offset + size].view(dtype).view(shape)
 
     def send(self) -> None:
         """Copy the arrays to the device. The arrays may change when the call has returned."""

@@ -39,7 +39,7 @@ class TorchRollout:
         """See ``Model.rollout``."""
         depth = params[0].depth
         check(batch, self._vocab_size, self._max_len - (depth - 1))
-        choice = _Choice(params, self._cache.device)  # its copies to the device would wait for a forward
+        choice = _Choice(params, self._cache.device)
         logits = self._score(self._cache.pack(batch, ahead=depth - 1))
         ends = np.cumsum([len(part.tokens) - part.logits_from for part in batch.slices])
         whole = len(logits) == len(ends)
@@ -94,7 +94,8 @@ class _Choice:
             if self._keeps_q:
                 self._q.append(q)
                 self._chosen.append(q.gather(-1, tokens.clamp(min=0)[:, None])[:, 0])
-            self._confidence.append(q.amax(-1))
+            if self._confident:
+                self._confidence.append(q.amax(-1))
         if any(own.logits for own in self._params):
             self._logits.append(rows)
         if self._shortest <= len(self._tokens):

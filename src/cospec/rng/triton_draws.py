@@ -34,8 +34,10 @@ def triton_race(weights: Tensor, seeds: Tensor, kinds: Tensor, positions: Tensor
     parts = -(-size // PART.value)
     streams = torch.stack([seeds, kinds, positions, bases])
     scores = torch.empty(rows, parts, dtype=torch.float64, device=weights.device)
-    places, contents = torch.empty(2, rows, parts, dtype=torch.int64, device=weights.device)
-    winners = torch.empty(rows, dtype=torch.int64, device=weights.device)
+    # each in memory of its own, whose address is aligned for any number of rows: Triton compiles once
+    places, contents, winners = (
+        torch.empty(size, dtype=torch.int64, device=weights.device) for size in ((rows, parts), (rows, parts), (rows,))
+    )
     if rows:
         found = scores, places, contents
         race_kernel[(rows, parts)](weights.contiguous(), streams, *found, size, **OPTIONS)

@@ -26,6 +26,14 @@ def attended(batch: InputBatch, row: int) -> set[int]:
     return set(range(visible)) | {visible + bit for bit in range(64) if mask >> bit & 1}
 
 
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_every_column_is_aligned_for_kernels(count: int) -> None:
+    """Triton compiles a kernel for 16-byte addresses, and again for others."""
+    columns = packed(SequenceSlice("a", 0, tuple(range(1, 1 + count)))).columns
+    places = {name: tensor.storage_offset() * tensor.element_size() for name, tensor in columns.tensors.items()}
+    assert len(set(places.values())) == len(places) and all(place % 16 == 0 for place in places.values())
+
+
 def test_known_tokens_are_causal_rows() -> None:
     batch = packed(SequenceSlice("a", 0, (5, 6, 7), logits_from=2), SequenceSlice("b", 9, (8,)))
     assert batch.ids.tolist() == [5, 6, 7, 8]

@@ -20,6 +20,7 @@ from harness.tiny import VOCAB, tokens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEMPERATURES = (0.0, 0.9, 1.4)
+ALL_DRAW = (0.7, 0.9, 1.4)
 BACKLOG = (1, 4, 2)  # tokens that each sequence feeds first
 
 
@@ -34,10 +35,12 @@ def backlog() -> list[SequenceSlice]:
     return [SequenceSlice(f"s{n}", LENGTHS[n], tokens(count, n)) for n, count in enumerate(BACKLOG)]
 
 
-def params_of(kind: StreamKind, depth: int, **options: bool) -> list[RolloutParams]:
+def params_of(
+    kind: StreamKind, depth: int, temperatures: Sequence[float] = TEMPERATURES, **options: bool
+) -> list[RolloutParams]:
     return [
         RolloutParams(temperature, stream(kind, number, 0), depth, **options)
-        for number, temperature in enumerate(TEMPERATURES)
+        for number, temperature in enumerate(temperatures)
     ]
 
 
@@ -56,8 +59,9 @@ def rolled(captured: bool, params: Sequence[RolloutParams]) -> RolloutOutput:
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("kind", [StreamKind.TARGET, StreamKind.DRAFT])
 @pytest.mark.parametrize("depth", [1, 5])
-def test_a_rollout_is_stepping(kind: StreamKind, depth: int, captured: bool) -> None:
-    found = rolled(captured, params_of(kind, depth, confident=True, logits=True))
+@pytest.mark.parametrize("temperatures", [TEMPERATURES, ALL_DRAW], ids=["some greedy", "all draw"])
+def test_a_rollout_is_stepping(temperatures: Sequence[float], depth: int, kind: StreamKind, captured: bool) -> None:
+    found = rolled(captured, params_of(kind, depth, temperatures, confident=True, logits=True))
     assert found.logits is not None and found.confidence is not None
     assert found.logits.shape == (depth, 3, VOCAB) and (found.q is not None) == (kind is StreamKind.DRAFT)
     runner, kv = runner_of("qwen3", DEVICE)
@@ -68,7 +72,7 @@ def test_a_rollout_is_stepping(kind: StreamKind, depth: int, captured: bool) -> 
         ends = torch.tensor([len(part.tokens) for part in slices]).cumsum(0) - 1
         rows = logits[ends]
         torch.testing.assert_close(found.logits[step].cpu(), rows, atol=1e-4, rtol=1e-4)
-        for number, temperature in enumerate(TEMPERATURES):
+        for number, temperature in enumerate(temperatures):
             token, q = int(rows[number].argmax()), softmax(rows[number : number + 1], [temperature or 1.0])
             if temperature:
                 (token,) = exponential_sample(q, [stream(kind, number, step)])
@@ -106,7 +110,9 @@ def test_hits_count_the_known_tokens_that_were_likeliest() -> None:
     assert list(rollout(batch, params_of(StreamKind.TARGET, 2)[:1]).hits) == [1]
 
 
-def test_rows_that_are_not_numbers_end_a_draft() -> None:
+@pytest.mark.parametrize("temperatures", [TEMPERATURES, ALL_DRAW], ids=["some greedy", "all draw"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_numbers_end_a_draft(value: float, temperatures: Sequence[float]) -> None:
     runner, kv = runner_of("qwen3", DEVICE)
     runner.logits(prompts(kv), kv.layers)
     calls: list[int] = []
@@ -115,10 +121,10 @@ def test_rows_that_are_not_numbers_end_a_draft() -> None:
         calls.append(0)
         rows = runner.logits(batch, kv.layers)  # type: ignore[arg-type]
         if len(calls) == 2:
-            rows[1] = float("nan")
+            rows[1] = value
         return rows
 
     rollout = TorchRollout(score, kv, VOCAB, 200)
     slices = [SequenceSlice(f"s{n}", LENGTHS[n], (n,)) for n in range(3)]
-    found = rollout(TokenBatch(tuple(slices)), params_of(StreamKind.DRAFT, 3)).tokens
+    found = rollout(TokenBatch(tuple(slices)), params_of(StreamKind.DRAFT, 3, temperatures)).tokens
     assert found[1][1] == -1 and found[1][0] >= 0 and min(found[0] + found[2]) >= 0

@@ -159,6 +159,21 @@ def test_pipelined_goodput_is_no_slower_than_no_drafts(acceptance: float, least:
     assert goodput >= least * plain and goodput >= 0.95 * fixed
 
 
+def test_pipelined_goodput_drafts_after_times_with_one_request() -> None:
+    """One request waits for its draft; this must not make drafts look dear when many requests come."""
+    segments = [{"seconds": 60, "rate": 0.25}, {"seconds": 30, "rate": 2.5}]
+    world = {
+        "target": {"cost": {"slopes": [5e-4], "fixed": 0.1}}, "drafting": {"cost": {"fixed": 0.016}},
+        "domains": [{"acceptance": 0.7, "prompt": {"mean": 16}, "output": {"mean": 48}}],
+        "arrivals": {"kind": "segments", "segments": segments, "rates": [1]}, "requests": 120,
+    }  # fmt: skip
+    plain, goodput = (
+        only(**world, variants=[{"name": "v", "execution_mode": "pipelined", "policy": policy}])["latency"]["mean"]
+        for policy in ("off", "goodput")
+    )
+    assert goodput < 0.85 * plain
+
+
 def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
     busy = {"kind": "closed", "concurrency": [32]}
     slow = {"cost": {"slopes": [1e-3], "fixed": 0.001}}

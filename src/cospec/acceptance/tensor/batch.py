@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cospec.acceptance.device_draft_probs import DeviceProbs
 from cospec.acceptance.python_verification import VerifyTask
 from cospec.core.sampling import truncate
-from cospec.core.tree import depths
+from cospec.core.tree import depths, sibling_ranks
 from cospec.core.types import Draft, RequestState
 from cospec.rng.random_streams import Floats, RandomStreams, StreamKind
 from cospec.rng.torch_draws import exponential_sample, first_largest, signed
@@ -26,7 +26,8 @@ PADDING = -2  # the parent of a node that only fills a row
 class TensorBatch:
     """``B`` drafts, padded to ``N`` nodes.
 
-    No method waits for the device: the host launches all operations while the target's forward still runs.
+    The host launches all operations while the target's forward still runs. Only top-p, masks of logits, and a q that
+    the host has make the host wait.
 
     Attributes:
         tasks: ``[B]``, whose drafts these are.
@@ -64,7 +65,7 @@ class TensorBatch:
         return torch.minimum(first + nodes + 1, last)
 
     def uniforms(self) -> Tensor:
-        """Return the uniform number that each node is tested with, ``[B, N]``; drawn by the host."""
+        """Return the uniform number that each node is tested with, ``[B, N]``, 0 for padding; drawn by the host."""
         numbers = np.zeros(tuple(self.tokens.shape))
         for row, task in zip(numbers, self.tasks, strict=True):
             if task.draft is not None:
@@ -137,23 +138,18 @@ def _on_device(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> lis
 
 
 def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to a device. The host does not wait for earlier work of the device."""
+    """Copy a small array to a device, as a rule without waiting for the device's earlier work."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _uniforms(draft: Draft, sequence: RequestState) -> Floats:
     """Return the uniform number of each node, as the methods in Python draw them."""
     draws = RandomStreams(sequence.request.seed, len(sequence.tokens))
-    if draft.is_chain:
-        return draws.uniforms(draft.base_len, len(draft), StreamKind.ACCEPT)
-    places = zip(depths(draft.parents), _elder_siblings(draft.parents), strict=True)
-    numbers = [draws.uniforms(draft.base_len + depth - 1, 1, StreamKind.ACCEPT, elder)[0] for depth, elder in places]
-    return np.array(numbers)
-
-
-def _elder_siblings(parents: Sequence[int]) -> list[int]:
-    """Return how many siblings precede each node."""
-    return [parents[:node].count(parent) for node, parent in enumerate(parents)]
+    levels = np.array(depths(draft.parents)) - 1
+    ranks = np.array(sibling_ranks(draft.parents, range(len(draft))) or 0 * levels)
+    count = 1 + int(levels.max())
+    rows = [draws.uniforms(draft.base_len, count, StreamKind.ACCEPT, rank) for rank in range(1 + int(ranks.max()))]
+    return np.stack(rows)[ranks, levels]
 
 
 def _nodes(tasks: Sequence[VerifyTask]) -> NDArray[np.int64]:
@@ -201,11 +197,8 @@ def _target_probs(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor) -
 
 def _draft_probs(tasks: Sequence[VerifyTask], tokens: Tensor, vocab_size: int) -> Tensor:
     """Return the q of each node, ``[B, N, V]``."""
-    drawn = all(task.draft is not None and task.draft.q is not None for task in tasks)
-    shape = *tokens.shape, vocab_size
-    found = tokens.new_zeros(shape, dtype=torch.float64)
-    if not drawn:
-        found.scatter_(-1, tokens[..., None], 1.0)
+    found = tokens.new_zeros(*tokens.shape, vocab_size, dtype=torch.float64)
+    found.scatter_(-1, tokens[..., None], 1.0)
     for row, task in enumerate(tasks):
         if task.draft is not None and task.draft.q is not None:
             q = task.draft.q

@@ -64,7 +64,7 @@ def _tile(tiles, number, head, group, HEADS: tl.constexpr, TILE: tl.constexpr):
     return first + member // HEADS, head * group + member % HEADS, live
 
 
-@triton.jit(do_not_specialize=["table_step"])
+@triton.jit(do_not_specialize=PER_BATCH)
 def write_kernel(
     new_keys, new_values, keys, values, segments, tables, write_at, key_step, value_step, table_step, page_size,
     page_step, head_step, slot_step, DIM: tl.constexpr, WIDTH: tl.constexpr,

@@ -75,14 +75,15 @@ class StepCosts:
         """
         latency = self.latency
         step = inputs.sequences, inputs.context, inputs.others, inputs.room
-        key = *step, latency.drafters, latency.learned, most_tokens, deepest
+        overlaps = latency.overlaps(alone=inputs.sequences == 1 and not inputs.others)
+        key = *step, latency.drafters, latency.learned, overlaps, most_tokens, deepest
         if key not in self._known:
             if len(self._known) >= KEPT:
                 self._known.clear()
-            self._known[key] = self._limits_of(inputs, most_tokens, deepest)
+            self._known[key] = self._limits_of(inputs, overlaps, most_tokens, deepest)
         return self._known[key]
 
-    def _limits_of(self, inputs: LengthInputs, most_tokens: int, deepest: int) -> StepLimits:
+    def _limits_of(self, inputs: LengthInputs, overlaps: bool, most_tokens: int, deepest: int) -> StepLimits:
         latency, n = self.latency, inputs.sequences
         target, rest, capabilities = latency.target, latency.rest, latency.capabilities
         tokens = np.arange(min(most_tokens * n, inputs.room) + 1.0)
@@ -97,7 +98,6 @@ class StepCosts:
         levels = np.asarray(per_level * (np.minimum(depths, 1) if capabilities.single_pass else depths), np.float64)
         if not capabilities.costless:
             levels[1:] += latency.draft.start
-        overlaps = latency.overlaps(alone=n == 1)
         if not overlaps:
             excess = latency.correction.excess(n)[np.minimum(depths, LONGEST)]
             more = excess * (seconds + float(verified[0]))

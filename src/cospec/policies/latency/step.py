@@ -2,8 +2,8 @@
 
 T_step = T_draft + T_target + rest, or max(T_draft, T_target) + rest if measurements show that both overlap. Each part
 is an online fit. CoSine's equation 7 always adds T_draft and T_target. Where both overlap, as in its own pipeline, the
-longer one sets the pace, so the sum is too long. A part that stays wrong by more than a fifth is refitted to the latest
-steps, if the new fit explains the steps much better.
+longer one sets the pace, so the sum is too long. One sequence alone has no other half to overlap with. A part that
+stays wrong by more than a fifth is refitted to the latest steps, if the new fit explains the steps much better.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class StepLatency:
         """Whether drafting and verification overlap; before any draft, whether the execution mode has groups for it.
 
         Args:
-            alone: whether there is one sequence, which cannot overlap with another group.
+            alone: whether the step has one sequence, whose draft cannot overlap with another group.
         """
         groups = 1 if self._latest is None else self._latest.groups
         if groups > 1 and alone:
@@ -147,6 +147,9 @@ class StepLatency:
         """Store a measured step; ``fed`` counts tokens of new texts that the drafter read, which are not part of a
         step.
         """
+        if self._latest is not None and stats.groups != self._latest.groups:
+            self.learn()
+            self._drafted = 0  # the overlap holds for one execution mode
         stored = self._store.add(stats, fed, self.drafters)
         self._latest = stats
         self._spent += stats.total
@@ -179,19 +182,21 @@ class StepLatency:
         """Update the overlap of drafting and verification, and the seconds of everything else."""
         draft, target, both = steps.draft, steps.target, steps.draft + steps.target
         shorter, keep = np.minimum(draft, target), (1.0 - UPDATE_RATE) ** len(draft)
-        shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[(shorter > 0) & (steps.alone == 0)]
+        # undrafted steps have some microseconds of the drafter's other calls, whose share is noise
+        drafted = (shorter > 0) & (steps.depth > 0) & (steps.alone == 0)
+        shares = ((both - steps.working) / np.maximum(shorter, 1e-12))[drafted]
         if len(shares):
             self._drafted += len(shares)
             weight = max(1.0 - (1.0 - UPDATE_RATE) ** len(shares), len(shares) / self._drafted)
             self._overlapped += weight * (float(bounded(shares, 0.0, 1.0).mean()) - self._overlapped)
-        spent = self._both(steps, draft, target)
+        spent = self._elapsed(steps, draft, target)
         typical = REST.of_all(0.0, steps.proposed, steps.sequences)
         factor = max(0.0, middle((steps.working - spent) / typical))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 
-    def _both(self, steps: StepColumns, draft: Floats, target: Floats) -> Floats:
-        """Return the seconds of drafting and verification together."""
+    def _elapsed(self, steps: StepColumns, draft: Floats, target: Floats) -> Floats:
+        """Return the seconds until drafting and verification have both ended, ``[S]``."""
         one_by_one = draft + target
         if not self.overlaps(alone=False):
             return one_by_one
@@ -208,9 +213,11 @@ class StepLatency:
             own = self.target.of_all(context, of_drafts, sequences)
         draft = self._drafting(steps)
         rest = self.rest.of_all(0.0, proposed, sequences)
-        predicted = self._both(steps, draft, target) + rest
+        predicted = self._elapsed(steps, draft, target) + rest
         plain = plain + rest - self.rest.slopes[0] * proposed
         weights = (own / np.maximum(target, 1e-12)) ** 2  # the time of other requests' prompts is less certain
+        if self.overlaps(alone=False):
+            weights = weights * steps.alone  # corrections are for drafting that does not overlap
         kinds = sequences[chosen].astype(np.int64), steps.depth[chosen].astype(np.int64)
         self.correction.follow(kinds, steps.working[chosen], predicted[chosen], plain[chosen], weights[chosen])
 

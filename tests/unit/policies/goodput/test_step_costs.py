@@ -19,11 +19,11 @@ TARGET, DRAFT = ForwardLatency(slopes=(5e-4,), fixed=0.1), ForwardLatency(slopes
 NO_BOUNDS = StepBounds()
 
 
-def overlapping(bounds: StepBounds = NO_BOUNDS) -> LengthProblem:
+def overlapping(bounds: StepBounds = NO_BOUNDS, groups: int = 1) -> LengthProblem:
     """Chains for a target and a drafter with hardware of its own, whose steps were measured."""
     latency = StepLatency(LatencyModels(TARGET, DRAFT))
     for step in range(8):
-        latency.observe(StepStats(step, 3, 15, 600, 4, 12, 6, 9, StepTimes(0.064, 0.1075), 0.1075, drafts=3))
+        latency.observe(StepStats(step, 3, 15, 600, 4, 12, 6, 9, StepTimes(0.064, 0.1075), 0.1075, 3, groups=groups))
     latency.learn()
     assert latency.overlaps(alone=False)
     return LengthProblem([chains(8)], StepCosts(latency, bounds))
@@ -82,6 +82,8 @@ def test_bounds_hold_for_steps_of_a_half(per_sequence: bool) -> None:
     assert 0 < sum(lengths) <= 20, "the plan has room for both halves"
 
 
-def test_one_sequence_has_no_halves() -> None:
-    problem = overlapping()
-    assert problem.costs.inputs(BatchState(sequences(1)), [200.0], None, 2).groups == 1
+def test_one_sequence_has_no_halves_and_waits_for_its_draft() -> None:
+    problem = overlapping(groups=2)
+    alone, two = (problem.costs.inputs(BatchState(sequences(n)), [200.0] * n, None, 2) for n in (1, 2))
+    assert (alone.groups, problem.limits(alone).overlap) == (1, False)
+    assert (two.groups, problem.limits(two).overlap) == (2, True)

@@ -137,13 +137,33 @@ def test_a_sequence_alone_says_nothing_about_the_overlap_of_others(planned: int)
     """Where a step verifies one of two groups, one sequence waits for its draft; later sequences do not."""
     cost, times = StepLatency(LatencyModels(TRUE, TRUE)), StepTimes(2e-3, 3e-3)
     for _ in range(60):
-        cost.observe(StepStats(0, 4, 20, 1000, 4, 16, 4, 8, times, 3.1e-3, groups=2, planned=8))
+        cost.observe(StepStats(0, 4, 20, 1000, 4, 16, 4, 8, times, 3.1e-3, groups=2, planned_sequences=8))
     cost.learn()
     for _ in range(60):
-        cost.observe(StepStats(0, 1, 5, 250, 4, 4, 1, 2, times, 5.1e-3, groups=2, planned=planned))
+        cost.observe(StepStats(0, 1, 5, 250, 4, 4, 1, 2, times, 5.1e-3, groups=2, planned_sequences=planned))
     cost.learn()
     assert not cost.overlaps(alone=True)
     assert cost.overlaps(alone=False) == (planned == 1)
+
+
+def test_steps_without_drafts_say_nothing_about_overlap() -> None:
+    """The drafter's other calls take microseconds, and end before or after the target."""
+    cost = StepLatency(LatencyModels(TRUE, TRUE))
+    for _ in range(60):
+        cost.observe(StepStats(0, 8, 40, 2000, 4, 32, 8, 16, StepTimes(2e-3, 3e-3), 3.1e-3))
+        cost.observe(StepStats(0, 8, 8, 2000, 0, 0, 0, 8, StepTimes(1e-6, 3e-3), 3.1e-3))
+    cost.learn()
+    assert cost.overlaps(alone=False)
+
+
+@pytest.mark.parametrize("groups", [2, 1], ids=["another mode", "control: the same mode"])
+def test_another_execution_mode_overlaps_until_its_steps_say_otherwise(groups: int) -> None:
+    cost = StepLatency(LatencyModels(TRUE, TRUE))
+    for _ in range(60):
+        cost.observe(StepStats(0, 8, 40, 2000, 4, 32, 8, 16, StepTimes(2e-3, 3e-3), 5.1e-3))
+    cost.observe(StepStats(0, 8, 8, 2000, 0, 0, 0, 8, StepTimes(0.0, 3e-3), 3.1e-3, groups=groups))
+    cost.learn()
+    assert cost.overlaps(alone=False) == (groups == 2)
 
 
 def test_what_drafting_costs_depends_on_the_drafter() -> None:
