@@ -206,6 +206,8 @@ class StepLatency:
         """Compare measured and predicted steps of each draft length."""
         context, tokens, sequences, proposed = steps.context, steps.tokens, steps.sequences, steps.proposed
         chosen = self._warm(steps.depth)
+        if self.overlaps(alone=False):
+            chosen &= steps.alone > 0  # corrections are for drafting that does not overlap
         plain = self.target.of_all(context, np.minimum(tokens, sequences), sequences)
         target = own = self.target.of_all(context, tokens, sequences)
         of_drafts = np.minimum(tokens, sequences + proposed)
@@ -216,8 +218,6 @@ class StepLatency:
         predicted = self._elapsed(steps, draft, target) + rest
         plain = plain + rest - self.rest.slopes[0] * proposed
         weights = (own / np.maximum(target, 1e-12)) ** 2  # the time of other requests' prompts is less certain
-        if self.overlaps(alone=False):
-            weights = weights * steps.alone  # corrections are for drafting that does not overlap
         kinds = sequences[chosen].astype(np.int64), steps.depth[chosen].astype(np.int64)
         self.correction.follow(kinds, steps.working[chosen], predicted[chosen], plain[chosen], weights[chosen])
 

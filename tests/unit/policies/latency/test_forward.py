@@ -156,6 +156,18 @@ def test_steps_without_drafts_say_nothing_about_overlap() -> None:
     assert cost.overlaps(alone=False)
 
 
+def test_steps_that_overlap_correct_no_draft_alone() -> None:
+    """A contended step of two halves is slower than predicted; one sequence alone has no contention."""
+    cost = StepLatency(LatencyModels(TRUE, TRUE))
+    for number in range(480):
+        depth = 4 if number % 24 < 12 else 0
+        times, total = (StepTimes(2e-3, 3e-3), 3.5e-3) if depth else (StepTimes(0.0, 2e-3), 2e-3)
+        step = StepStats(0, 1, 1 + depth, 250, depth, depth, 0, 1, times, total, groups=2, planned_sequences=2)
+        cost.observe(step)
+    cost.learn()
+    assert cost.overlaps(alone=False) and not cost.correction.excess(1).any()
+
+
 @pytest.mark.parametrize("groups", [2, 1], ids=["another mode", "control: the same mode"])
 def test_another_execution_mode_overlaps_until_its_steps_say_otherwise(groups: int) -> None:
     cost = StepLatency(LatencyModels(TRUE, TRUE))
