@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,15 @@ def timed(function: Callable[..., Any], spend: Callable[[float], None]) -> Calla
     return call
 
 
-def write(name: str, figures: Mapping[str, Any]) -> Path:
-    """Store figures with their command and machine."""
+def write(name: str, figures: Mapping[str, Any], part: str = "") -> Path:
+    """Store figures with their command and machine.
+
+    Args:
+        part: the option that measures a part again and keeps the rest; the stored command is that of the whole.
+    """
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"command": command(), "machine": machine(), **figures}, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps({"command": command(part), "machine": machine(), **figures}, indent=1) + "\n", "utf-8")
     return path
 
 
@@ -127,8 +132,17 @@ def stored(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return found if found and all(found.get(key) == value for key, value in settings.items()) else {}
 
 
-def command() -> str:
-    """Return this program's command line in repeatable form, after the command that it runs under."""
+def command(without: str = "") -> str:
+    """Return this program's command line in repeatable form, after the command that it runs under.
+
+    Args:
+        without: an option that is left out with its values.
+    """
+    options = sys.argv[1:]
+    if without in options:
+        start = options.index(without)
+        values = takewhile(lambda each: not each.startswith("--"), options[start + 1 :])
+        del options[start : start + 1 + len(list(values))]
     module = Path(sys.argv[0]).resolve()
     name = ".".join(module.relative_to(ROOT).with_suffix("").parts) if module.is_relative_to(ROOT) else module.stem
-    return " ".join([*filter(None, [os.environ.get(RUNS_UNDER)]), shlex.join(["python", "-m", name, *sys.argv[1:]])])
+    return " ".join([*filter(None, [os.environ.get(RUNS_UNDER)]), shlex.join(["python", "-m", name, *options])])

@@ -166,7 +166,7 @@ def main() -> None:
     for rows in found.values():
         compared(rows)
     Console(width=200).print(*map(table, found, found.values()))
-    print(write(options.name, {**about, "same_outputs": same, "modes": found}))
+    print(write(options.name, {**about, "same_outputs": same, "modes": found}, "--only" if earlier else ""))
     raise SystemExit(not same)
 
 

@@ -149,7 +149,8 @@ def _uniforms(draft: Draft, sequence: RequestState) -> Floats:
     ranks = np.array(sibling_ranks(draft.parents, range(len(draft))) or 0 * levels)
     count = 1 + int(levels.max())
     rows = [draws.uniforms(draft.base_len, count, StreamKind.ACCEPT, rank) for rank in range(1 + int(ranks.max()))]
-    return np.stack(rows)[ranks, levels]
+    numbers: Floats = np.stack(rows)[ranks, levels]
+    return numbers
 
 
 def _nodes(tasks: Sequence[VerifyTask]) -> NDArray[np.int64]:
