@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-
 from benchmarks.common import ROOT, command
 
 
