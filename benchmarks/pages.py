@@ -131,7 +131,7 @@ REPORTS = {
         "at the measured bandwidth; of a mixture, those are the chosen experts. *ratio* is cospec's time over "
         "llama.cpp's, with its 95% interval. *least ratio* is the floor over llama.cpp's time. The aims are 0.7 for "
         "one row, which is out of reach where the least ratio is larger, and 1 for prompts. Five runs of 1B to 4B and "
-        "the mixture miss 0.7, at 0.71 to 0.76, although reading would be faster. Other programs use the memory too, "
+        "the mixture miss 0.7, at 0.71 to 0.77, although reading would be faster. Other programs use the memory too, "
         "so a forward can be faster than a floor that was measured before and after. *× one row* is "
         "cospec's time over its time for one row; the aims are 1.15 for four rows and 1.4 for eight. Where they are "
         "missed, the arithmetic of several rows takes longer than reading the file: mostly with AVX2 kernels, and "
