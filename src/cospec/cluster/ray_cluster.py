@@ -110,17 +110,22 @@ def start(name: str, machine: Machine) -> Iterator[RayHead]:
 
     this = psutil.Process()
     below = this.children(recursive=True)  # now, because a process whose parent dies is no longer found
-    head, restarts = RayHead(context.address_info["gcs_address"]), None
+    head, restarts, patience = RayHead(context.address_info["gcs_address"]), None, LEAVE_SECONDS
     try:
         if os.environ.get(REDIS):
             restarts = HeadRestarts(head, next(each for each in below if each.is_running() and each.name() == HEAD))
         yield head
+    except RayHeadLost:
+        patience = 0.0  # Ray does not end in order without its head
+        raise
     finally:
         if restarts is not None:
-            restarts.close()
+            restarts.stop()
         below += this.children(recursive=True)
-        _leave(ray)
-        _end(below)
+        _leave(ray, patience)
+        if restarts is not None:
+            restarts.kill()
+        _end(below, patience)
         state_file.remove(name)
 
 
@@ -142,21 +147,21 @@ def join(name: str, address: str, token_path: str = "") -> Iterator[RayHead]:
     try:
         yield RayHead(context.address_info["gcs_address"])
     finally:
-        _leave(ray)
+        _leave(ray, LEAVE_SECONDS)
 
 
-def _leave(ray: Any) -> None:
+def _leave(ray: Any, patience: float) -> None:
     """Disconnect; a head that is gone does not answer, so there is a time limit."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
-    leaving.join(LEAVE_SECONDS)
+    leaving.join(patience)
 
 
-def _end(processes: Sequence[Any]) -> None:
+def _end(processes: Sequence[Any], patience: float) -> None:
     """End processes of Ray that do not end by themselves, such as agents whose head was killed."""
     import psutil
 
-    _, running = psutil.wait_procs(processes, LEAVE_SECONDS)
+    _, running = psutil.wait_procs(processes, patience)
     for process in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -178,9 +183,12 @@ class HeadRestarts:
         self._started: subprocess.Popen[bytes] | None = None
         threading.Thread(target=self._run, args=(process,), name="cospec-head", daemon=True).start()
 
-    def close(self) -> None:
-        """Start no further head, and end the one that was started."""
+    def stop(self) -> None:
+        """Start no further head. The present one goes on, because Ray ends in order only with a head."""
         self._closing.set()
+
+    def kill(self) -> None:
+        """End the head that was started."""
         with self._starting:
             if self._started is not None:
                 self._started.kill()
