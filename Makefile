@@ -46,7 +46,7 @@ test-exactness-python: $(READY) ## run the exactness tests without the native li
 	$(BIN)/python -m pytest -n 3 --dist worksteal --native off tests/exactness $(ARGS)
 
 test-cluster: $(READY) ## run the tests that start a cluster of processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "ray or cluster" tests/cluster tests/contract $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "ray or cluster" tests/cluster tests/contract $(ARGS)
 
 lint: $(READY) ## check style, types and imports
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""A hub and drafter nodes in processes, for the tests of nodes."""
+"""A hub and drafter nodes in processes, and packed weights of the zoo for clusters."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,27 @@ from benchmarks.relay import Relay
 
 from cospec.cluster.nodes.hub import NodeHub
 from cospec.config import LinkConfig
+from cospec.models.load_options import LoadOptions
+from cospec.models.weight_cache import WeightCache
 from harness.nodes import NodeProcess, Start, hub_for_tests
 from harness.remote_drafters import toy
+from harness.sharded_targets import pack_parts
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--dist loadfile``, run the files that start Ray first: they take longest, and short files fill the end."""
+    if config.getoption("dist", "no") == "loadfile":
+        sizes = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.get_closest_marker("ray") is None, -sizes[item.path], item.path))
+
+
+@pytest.fixture(scope="session")
+def packed_zoo() -> None:
+    """The zoo's packed weights in the cache. Processes that start together would each import transformers to pack."""
+    options = LoadOptions(device="cpu", weight_cache=WeightCache(1 << 30))
+    for model, stages in (("zoo", 1), ("zoo:drafter", 1), ("zoo", 2)):
+        pack_parts(model, options, stages, ranks=1)
 
 
 @pytest.fixture

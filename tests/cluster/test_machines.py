@@ -1,9 +1,15 @@
-"""Autoscaling: replicas come with load and machines, with drafter nodes, and leave without; no output changes."""
+"""One cluster whose machines, head, replicas and drafter nodes come and go; no output changes.
+
+With its state in Redis, Ray's head restarts under a running request. Replicas and drafter nodes follow the load.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from benchmarks.chaos import ENGINE, ON_NODES, PROMPTS, Ask, expect
@@ -31,7 +38,7 @@ DELAY = 0.02  # seconds of a message between engine and drafter node
 CONFIG: dict[str, Any] = {
     "name": NAME,
     "server": {"port": 0},
-    "health": {"grace": 2},
+    "health": {"period": 1, "timeout": 3, "grace": 2, "head": 8.0},
     "machine": {"num_cpus": 1, "labels": {"tier": "dear"}},  # room for one replica
     "drafters": [
         {
@@ -51,11 +58,34 @@ JOINED = "Ray runtime started"  # what ``ray start`` prints when the machine has
 QUICK_LOSS = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "200"}
 
 
+REDIS = shutil.which("redis-server")
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """A cluster of one machine, whose Ray looks at machines more often."""
-    with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster"), QUICK_LOSS) as running:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Ray's variable with the address of an empty Redis; no variable where Redis is not installed."""
+    if REDIS is None:
+        yield {}
+        return
+    folder = tmp_path_factory.mktemp("redis")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [REDIS, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with (folder / "redis.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log)
+    yield {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    packed_zoo: None, redis: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterProcess]:
+    """A cluster of one machine, whose Ray looks at machines more often. The end leaves no process."""
+    with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster"), QUICK_LOSS | redis) as running:
         yield running
+    assert not running.left()
 
 
 @contextmanager
@@ -186,6 +216,30 @@ def cut_power(machine: psutil.Process) -> None:
             process.kill()
 
 
+@pytest.mark.skipif(REDIS is None, reason="redis-server is not installed")
+def test_requests_go_on_while_the_head_restarts(cluster: ClusterProcess) -> None:
+    asks = [Ask(prompt, None) for prompt in PROMPTS]
+    expected = expect(asks)
+    for _ in range(2):
+        (head,) = heads(cluster)
+        body = {"prompt": PROMPTS[1], "stream": True, "temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
+        with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=90) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(head, signal.SIGKILL)
+            assert [line for line in lines if line][-1] == "data: [DONE]", "the running request"
+        assert {ask: complete(cluster, ask) for ask in asks} == expected, "requests after the restart"
+        await_another(cluster, head)
+        found = cluster.status()  # the command asks the head for the machines
+        assert [each["alive"] for each in found["machines"]] == [True]
+    assert cluster.log.count("Ray's head ended, and was started again") == 2
+    until(lambda: figure(cluster, "ray_head_restarts_total") == 2, "the metric")
+    until(lambda: figure(cluster, "engine_up") == 1, "reports of the replica")
+    until(lambda: healthy(cluster), "healthy deployments, once autoscaling asks for no replica more")
+    assert figure(cluster, "replicas_lost_total") == 0
+    assert cluster.process.poll() is None
+
+
 def test_replicas_and_nodes_come_to_the_cheapest_machine_and_leave_with_the_load(cluster: ClusterProcess) -> None:
     """Two machines have room. Metrics add up the prices of the machines that have replicas.
 
@@ -242,3 +296,17 @@ def test_a_machine_that_joins_gets_a_replica_and_its_loss_changes_no_token(clust
 def priced(cluster: ClusterProcess) -> float:
     """The target's price per hour in the metrics."""
     return figure(cluster, "cost_per_hour", 'component="target"')
+
+
+def healthy(cluster: ClusterProcess) -> bool:
+    """Whether Ray Serve calls all deployments healthy."""
+    return {each["status"] for each in cluster.status()["deployments"].values()} == {"HEALTHY"}
+
+
+def heads(cluster: ClusterProcess) -> set[int]:
+    """Process ids of Ray's head."""
+    return {pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]}
+
+
+def await_another(cluster: ClusterProcess, head: int) -> None:
+    until(lambda: len(heads(cluster) - {head}) == 1, "a new head")

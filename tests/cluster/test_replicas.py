@@ -30,14 +30,14 @@ CONFIG: dict[str, Any] = {
     "name": f"test-{os.getpid()}",
     "server": {"port": 0},
     "machine": {"num_cpus": 4},
-    "health": {"period": 1, "timeout": 3, "grace": 1, "head": 3},
+    "health": {"period": 1, "timeout": 2, "grace": 1, "head": 3},
     "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
     "drafters": DRAFTERS,
 }
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+def cluster(packed_zoo: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster")) as running:
         yield running
     assert not running.left()
@@ -121,7 +121,7 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
     # An engine that starts is busy too, and is not the engine of the request.
     until(lambda: len(cluster.engines()) == 2 and cluster.idle())
     lost_before, restarts = figure(cluster, "replicas_lost_total"), figure(cluster, "engine_restarts_total")
-    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
+    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 500, "ignore_eos": True}
     expected, replayed = complete(cluster, ask, **more), figure(cluster, "requests_replayed_total")
     body = {"prompt": ask.prompt, "return_token_ids": True, "stream": True, **ask.sampling, **more}
     tokens: list[int] = []
@@ -150,7 +150,7 @@ def test_a_busy_api_server_keeps_its_connections(cluster: ClusterProcess) -> Non
         return [pid for pid, command in cluster.below().items() if command.startswith(title)]
 
     (server,) = servers()
-    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 800, "ignore_eos": True}
+    ask, more = Ask(PROMPTS[3], None), {"max_tokens": 500, "ignore_eos": True}
     expected, checks = complete(cluster, ask, **more), CONFIG["health"]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(complete, cluster, ask, **more)

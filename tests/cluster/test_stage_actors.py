@@ -125,7 +125,7 @@ def machines() -> Iterator[Machines]:
 
 
 @pytest.fixture(scope="module")
-def cluster(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+def cluster(packed_zoo: None, machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     """One replica with a stage on each machine. The end leaves no stage, and no file with a token."""
     files = token_files()
     with ClusterProcess(CONFIG, tmp_path_factory.mktemp("cluster"), address=machines.address) as running:
@@ -137,7 +137,7 @@ def cluster(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Ite
 SILENT = r"127\.0\.1\.\d:\d+ does not answer"
 LOST = f"The target's processes cannot be started again: No stage host starts stage 0: {SILENT}, {SILENT}\\."
 ASKS = [Ask(PROMPTS[0], None), Ask(PROMPTS[3], 1)]
-LONG = {"max_tokens": 800, "ignore_eos": True}  # two seconds and more
+LONG = {"max_tokens": 300, "ignore_eos": True}  # a second and more
 
 
 def replicas(cluster: ClusterProcess) -> list[int]:

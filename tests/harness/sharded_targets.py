@@ -46,7 +46,7 @@ class Folders:
         return found
 
 
-def pack_parts(target: Path, options: LoadOptions, stages: int, ranks: int) -> None:
+def pack_parts(target: str | Path, options: LoadOptions, stages: int, ranks: int) -> None:
     """Pack the weights of all parts in this process, which has imported transformers, for the start of the stages."""
     for stage, rank in product(range(stages), range(ranks)):
         part = Shard(stage, stages, rank, ranks)

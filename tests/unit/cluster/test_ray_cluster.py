@@ -61,7 +61,9 @@ def test_a_head_starts_again_with_its_port_until_the_end() -> None:
     os.kill(second, signal.SIGKILL)
     until(lambda: running() - {second}, "a third head")
     (third,) = running()
-    restarts.close()
+    restarts.stop()
+    assert running() == {third}, "Ray ends in order only with a head"
+    restarts.kill()
     until(lambda: not running(), "the end")
     assert third != second
     assert head.restarts == 2
