@@ -238,11 +238,8 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if name not in {"binary", "folder"}}
     for kind in options.types:
         rows = [row for size in options.drafts for row in compare(kind, size, options)]
-        print(
-            "written to",
-            write(f"gguf_server_{options.model.lower()}_{kind}", {"options": settings, "rows": rows}),
-            flush=True,
-        )
+        result = f"gguf_server_{options.model.lower()}_{kind}_{operators.isa()}"
+        print("written to", write(result, {"options": settings, "rows": rows}), flush=True)
 
 
 if __name__ == "__main__":
