@@ -205,7 +205,7 @@ class Clients:
 
 
 def asked_and_expected() -> tuple[list[Ask], dict[Ask, set[tuple[tuple[int, ...], str]]]]:
-    asks = [Ask(f"{n}. {prompt}", seed) for n, prompt in enumerate(PROMPTS) for seed in (None, 1)]
+    asks = [Ask(f"{n}. {prompt}", seed) for n, prompt in enumerate(PROMPTS[:2]) for seed in (None, 1)]
     return asks, {ask: {(tuple(tokens), text)} for ask, (tokens, text) in expect(asks).items()}
 
 
