@@ -56,8 +56,6 @@ CONFIG: dict[str, Any] = {
 }
 JOINED = "Ray runtime started"  # what ``ray start`` prints when the machine has joined
 QUICK_LOSS = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "200"}
-
-
 REDIS = shutil.which("redis-server")
 
 
