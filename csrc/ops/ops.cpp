@@ -2,6 +2,8 @@
 
 #include <stdint.h>
 #include <string.h>
+
+#include <algorithm>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -37,25 +39,30 @@ Bf16 flush_subnormal(Bf16 weight) {  // products take subnormal numbers for 0
     return (Bf16)(bits & 0x7f80 ? bits : bits & 0x8000);
 }
 
-// `inputs_per_word` inputs of an output share a word. Threads take panels; a tile of inputs stays in the first cache.
-template <class T> void pack(const T* from, long outputs, long all_inputs, long inputs_per_word, T* to) {
-    const long padded_outputs = round_up(outputs, 32), inputs = round_up(all_inputs, inputs_per_word);
+// Packs inputs [first_input, last_input) of some outputs. WORD inputs of an output share a word; rows beyond `outputs`
+// and inputs beyond `all_inputs` are zeros. The constants WORD and `width` save a division per weight.
+template <long WORD, class T>
+void pack_tile(const T* from, long rows, long all_inputs, long width, long first_input, long last_input, T* to) {
+    for (long j = 0; j < width; j++) {
+        const T* row = from + j * all_inputs;
+        T* p = to + j * WORD;
+        for (long k = first_input; k < last_input; k += WORD)
+            for (long i = 0; i < WORD; i++)
+                p[k * width + i] = j < rows && k + i < all_inputs ? flush_subnormal(row[k + i]) : T(0);
+    }
+}
+
+// Threads take panels; a tile of inputs stays in the first cache.
+template <long WORD, class T> void pack(const T* from, long outputs, long all_inputs, T* to) {
+    const long padded_outputs = round_up(outputs, 32), inputs = round_up(all_inputs, WORD);
     const long panels = round_up(padded_outputs, PANEL) / PANEL;
-    auto pack_tile = [&](long panel, long first_input) {
-        const long first = panel * PANEL, left = padded_outputs - first, width = left < PANEL ? left : PANEL;
-        const long last_input = first_input + TILE < inputs ? first_input + TILE : inputs;
-        T* p = to + first * inputs;
-        for (long j = 0; j < width; j++) {
-            const bool inside = first + j < outputs;
-            const T* row = from + (first + j) * all_inputs;
-            for (long k = first_input; k < last_input; k++)
-                p[(k / inputs_per_word * width + j) * inputs_per_word + k % inputs_per_word] =
-                    inside && k < all_inputs ? flush_subnormal(row[k]) : T(0);
-        }
-    };
     in_parallel(outputs * all_inputs < 65536 ? 1 : num_threads(), [&](const Team& team) {
-        for (long panel = team.begin(panels); panel < team.end(panels); panel++)
-            for (long k = 0; k < inputs; k += TILE) pack_tile(panel, k);
+        for (long panel = team.begin(panels); panel < team.end(panels); panel++) {
+            const long first = panel * PANEL, width = std::min(padded_outputs - first, PANEL);
+            for (long k = 0; k < inputs; k += TILE)
+                pack_tile<WORD>(from + first * all_inputs, outputs - first, all_inputs, width, k,
+                    std::min(k + TILE, inputs), to + first * inputs);
+        }
     });
 }
 
@@ -100,7 +107,7 @@ size_t packed_bytes(int format, long outputs, long inputs) {
 void pack_weight(int format, const void* from, long outputs, long inputs, void* to) {
     switch (format) {
 #define FORMAT(name, id, Element, inputs_per_word, ...) \
-    case id: return pack((const Element*)from, outputs, inputs, inputs_per_word, (Element*)to);
+    case id: return pack<inputs_per_word>((const Element*)from, outputs, inputs, (Element*)to);
         WEIGHT_FORMATS(FORMAT)
 #undef FORMAT
     }
