@@ -7,7 +7,7 @@ The products are those of some layers of a model, with random weights that no ca
 times. Other load on the machine changes these figures little.
 
 ``--prompts`` measures products of many rows with a weight [2048, 2048], and the same products of torch (oneDNN). Its
-results are stored.
+results are stored. ``--isa avx2`` limits torch's products to AVX2 too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +40,8 @@ PROMPT = 256  # rows
 MODELS = (Shape("Qwen2.5-0.5B", 896, 24, 4864, 14, 2), Shape("Llama-3.2-1B", 2048, 16, 8192, 32, 8))
 FORMATS = ("bf16", "int8", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
 WORKING_SET = 160 << 20  # bytes, several times a cache
+TORCH_LIMITS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+"""Environments that limit the libraries of torch's products; the libraries read them at their first product."""
 
 
 def random_weight(format: WeightFormat, outputs: int, inputs: int) -> StoredWeight:
@@ -142,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.isa:
         operators.set_isa(options.isa)
+        os.environ.update(TORCH_LIMITS.get(options.isa, {}))
     if options.prompts:
         prompts(
             options.formats, options.repeats, f"prompt_products_{options.isa}" if options.isa else "prompt_products"

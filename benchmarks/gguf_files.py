@@ -95,7 +95,7 @@ MODELS = {
     )
 }
 TYPES = ("q4_0", "q4_k_m", "q8_0", "bf16")  # that are compared with llama.cpp
-FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32}
+FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "mxfp4": 38}
 """Of most weights of a file, as llama.cpp numbers the types."""
 SCALES = {
     "q4_0": {0: 0.004},
@@ -130,7 +130,9 @@ def random_blocks(
         return np.ascontiguousarray(words[..., 1::2]).view(np.uint8)
     size, count = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
     blocks = np.frombuffer(generator.bytes(prod(shape) // size * count), np.uint8).reshape(-1, count).copy()
-    for at, scale in SCALES[kind].items():
+    if kind == "mxfp4":  # the first byte is the exponent of a power of two
+        blocks[:, 0] = 120 + round(np.log2(gain))
+    for at, scale in SCALES.get(kind, {}).items():
         blocks[:, at : at + 2] = np.array([gain * scale], np.float16).view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 

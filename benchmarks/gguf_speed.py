@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.common import write
-from benchmarks.gguf_files import MODELS, SUPER_BLOCK, TYPES, Model, write_file
+from benchmarks.gguf_files import FILE_TYPES, MODELS, SUPER_BLOCK, TYPES, Model, write_file
 from cospec.bench.paired_ratios import paired_ratio
 from cospec.bench.roofline import bandwidth
 from cospec.core.model_io import SequenceSlice, TokenBatch
@@ -162,7 +162,7 @@ def compare(model: Model, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Write the files of a model where there are none, measure, and print each row."""
     found = []
     for kind in options.types:
-        if kind == "q4_k_m" and model.hidden % SUPER_BLOCK:
+        if "_k" in kind and model.hidden % SUPER_BLOCK:
             print(f"{model.name} has rows of {model.hidden} weights; {kind} needs multiples of {SUPER_BLOCK}.")
             continue
         file = options.folder / f"{model.name}-{kind}.gguf"
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/gguf-speed"), help="of the files")
     parser.add_argument("--keep", action="store_true", help="do not remove the files")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS)[:3])
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
+    parser.add_argument("--types", nargs="+", choices=FILE_TYPES, default=TYPES)
     parser.add_argument("--prompts", nargs="*", type=int, default=[256, 2048], help="tokens")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before the rows")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of cospec; llama.cpp has float16")
@@ -206,9 +206,10 @@ def main() -> None:
     settings |= {"turns": options.turns, "repeats": options.repeats}
     own = (options.context, options.kv_cache_dtype) != (CONTEXT, "auto")
     long = f"_context_{options.context}_{options.kv_cache_dtype}" if own else ""
+    more = "" if set(options.types) <= set(TYPES) else "_more_types"
     for name in options.models:
         rows = compare(MODELS[name], options)
-        result = f"gguf_{name.lower()}_{operators.isa()}{long}"
+        result = f"gguf_{name.lower()}_{operators.isa()}{long}{more}"
         print("written to", write(result, {"options": settings, "rows": rows}), flush=True)
 
 
