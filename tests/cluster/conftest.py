@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def packed_zoo() -> None:
-    """The zoo's packed weights in the cache. Processes that start together would each import transformers to pack."""
+    """The packed weights and configurations of the zoo in the cache. Else each process would import transformers."""
     options = LoadOptions(device="cpu", weight_cache=WeightCache(1 << 30))
     for model, stages in (("zoo", 1), ("zoo:drafter", 1), ("zoo", 2)):
         pack_parts(model, options, stages, ranks=1)

@@ -14,7 +14,8 @@ from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
-from cospec.models.llama import TorchRunner, read_weights
+from cospec.models.llama import TorchRunner
+from cospec.models.llama_weights import read_weights, tensors_of
 from cospec.models.weights.fp32 import Fp32
 from harness.tiny import tiny, tokens
 
@@ -41,7 +42,7 @@ def runner_of(
         for number, length in enumerate(LENGTHS):
             assert pool.allocate(f"s{number}", (length + 20) * part // 3)
     kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), attention.by_head)
-    return TorchRunner(read_weights(model, Fp32()), attention), kv
+    return TorchRunner(read_weights(model.config, tensors_of(model), Fp32()), attention), kv
 
 
 def prompts(kv: KVCache) -> InputBatch:

@@ -1,4 +1,4 @@
-"""A hand-written forward for the families of Llama, see ``llama_weights.FAMILIES``.
+"""A hand-written forward for the families of Llama, see ``families``.
 
 Projections of the same input are one product. Only rows with logits pass the last feed-forward. On a CPU the native
 kernels run the whole forward in one call; other devices run the same operations in torch.
@@ -22,14 +22,12 @@ from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
 from cospec.models.files.array_file import PackedModel
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
-from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
+from cospec.models.llama_weights import LlamaWeights, read_weights, tensors_of
 from cospec.models.model_runner import Forwards
 from cospec.models.pointwise import Rotation, pointwise_on
 from cospec.models.shard import Shard, SumShards
 from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
-
-__all__ = ["FusedLlama", "TorchRunner", "read_weights", "why_not"]
 
 
 class Runner(Protocol):
@@ -74,7 +72,7 @@ class FusedLlama:
         keys = cache.layers[0].keys
         plain = keys.device.type == "cpu" and keys.is_contiguous()
         in_place = plain and operators.available() and cache.pages.page_size % 8 == 0
-        return cls.build(read_weights(model, format), attention, in_place)
+        return cls.build(read_weights(model.config, tensors_of(model), format), attention, in_place)
 
     @classmethod
     def build(cls, weights: LlamaWeights, attention: AttentionBackend, in_place: bool) -> FusedLlama:

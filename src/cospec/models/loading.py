@@ -13,6 +13,7 @@ from cospec.core.interfaces import Model
 from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
+from cospec.models.families import has_experts, tensor_shapes, why_not
 from cospec.models.files.array_file import ArrayMemory, PackedModel
 from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer, model_config
@@ -20,8 +21,8 @@ from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.kv_cache_formats import dtype_name
 from cospec.models.linear import replace_linears
-from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
-from cospec.models.llama_weights import LlamaWeights, has_experts
+from cospec.models.llama import FusedLlama, TorchStage
+from cospec.models.llama_weights import LlamaWeights, read_weights, tensors_of
 from cospec.models.load_options import LoadOptions, Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.long_rope import fix_frequencies
 from cospec.models.lora import merge
@@ -268,15 +269,21 @@ def _llama_shapes(weights: LlamaWeights) -> list[LayerShape]:
 
 def _llama_weights(recipe: Recipe) -> LlamaWeights:
     shard = recipe.options.shard
-    with hf_logging_off():
-        whole = _hf_config(recipe)
-        recipe = recipe.of_part(whole)
-        recipe = replace(recipe, fused=EMBEDDING in recipe.source.shapes)
-        table = recipe.table if shard.first else None
-        elsewhere = [] if shard.first and table is None else [EMBEDDING]
-        without = elsewhere + (recipe.source.experts if recipe.direct else [])
-        model = _weights(shard_config(whole, shard), recipe, recipe.dtype, without)
-    return read_weights(model, recipe.format, recipe.read, table, shard)
+    whole = fix_frequencies(model_config(recipe.name, recipe.folder), recipe.options.max_model_len)
+    recipe, config = recipe.of_part(whole), shard_config(whole, shard)
+    recipe = replace(recipe, fused=EMBEDDING in recipe.source.shapes)
+    table = recipe.table if shard.first else None
+    elsewhere = [] if shard.first and table is None else [EMBEDDING]
+    without = elsewhere + (recipe.source.experts if recipe.direct else [])
+    expected = tensor_shapes(config)
+    if recipe.direct and expected.items() <= recipe.source.shapes.items():
+        stored = recipe.source.state_dict(recipe.dtype, without)
+        tensors = {name: stored[name] for name in expected}
+    else:  # transformers renames and joins tensors, and says which are missing
+        with hf_logging_off():
+            model = _weights(shard_config(_hf_config(recipe), shard), recipe, recipe.dtype, without)
+        config, tensors = model.config, tensors_of(model)
+    return read_weights(config, tensors, recipe.format, recipe.read, table, shard)
 
 
 def _packed(config: Any, recipe: Recipe) -> PackedModel:

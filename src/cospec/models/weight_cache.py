@@ -4,8 +4,8 @@ Models of one process that read the same file share the weights in memory.
 
 A file belongs to its key: the weight files, the options that change the packed weights, and the code that packs them.
 Large weight files count by name, inode, size, times and a sample of their contents. A write changes ``ctime``, which
-programs cannot set, so a changed file has another key. Small files count by their contents. Small models are kept too:
-packing imports transformers, which takes longer.
+programs cannot set, so a changed file has another key. Small files count by their contents. Small models are kept too,
+because packing some models imports transformers, which takes longer.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 import transformers
 
 from cospec.models.config_cache import PlainConfig, store_config, stored_config
+from cospec.models.families import FAMILIES, tensor_shapes, why_not
 from cospec.models.hf_loading import hf_config, model_config
-from cospec.models.llama_weights import FAMILIES, why_not
 from cospec.native import library
 from harness.gguf_files import write_model
 from server.fake_engine import write_tokenizer
@@ -42,6 +42,8 @@ def test_values_and_aliases(tmp_path: Path, kind: str) -> None:
         if name not in ("dtype", "transformers_version"):
             assert getattr(stored, name) == json.loads(json.dumps(getattr(expected, name))), name
     assert why_not(stored) == why_not(expected)
+    if kind in FAMILIES:
+        assert tensor_shapes(stored) == tensor_shapes(expected)
 
 
 def test_a_changed_configuration_is_read_again(tmp_path: Path) -> None:
@@ -84,8 +86,9 @@ def test_a_warm_start_imports_little(tmp_path: Path) -> None:
         "options = LoadOptions(device='cpu', num_pages=4, weight_cache=WeightCache(1 << 30))\n"
         f"load_model({str(path)!r}, options)"
     )
-    assert "transformers" in imported(code)  # packs weights
+    assert "transformers" in imported(code)  # completes the configuration
     assert imported(code) == ["torch"]
+    assert imported(code.replace("1 << 30", "0")) == ["torch"]  # packs weights
 
 
 @pytest.mark.skipif(not library.available(), reason=library.why_not())
@@ -101,8 +104,9 @@ def test_a_warm_start_of_a_stage_imports_little(tmp_path: Path) -> None:
         f"check_division({str(tmp_path)!r}, options)\n"
         f"load_stage({str(tmp_path)!r}, options, lambda product: None)"
     )
-    assert "transformers" in imported(code)  # packs weights
+    assert "transformers" in imported(code)  # completes the configuration
     assert imported(code) == ["torch"]
+    assert imported(code.replace("1 << 30", "0")) == ["torch"]  # packs weights
 
 
 def test_the_api_process_imports_no_torch(tmp_path: Path) -> None:

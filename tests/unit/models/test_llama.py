@@ -14,8 +14,10 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
+from cospec.models.families import why_not
 from cospec.models.kv_cache import KVCache, LayerShape
-from cospec.models.llama import FusedLlama, TorchRunner, read_weights, why_not
+from cospec.models.llama import FusedLlama, TorchRunner
+from cospec.models.llama_weights import read_weights, tensors_of
 from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
 from cospec.registry import WEIGHT_FORMATS
@@ -97,7 +99,7 @@ def session(model: Any, runner: str, weights: str = "fp32", page_size: int = 8) 
     cache, format = cache_for(model, page_size), WEIGHT_FORMATS.load(weights)()
     if runner == "native":
         return Session(FusedLlama.from_hf(model, cache, format), cache)
-    return Session(FusedLlama(TorchRunner(read_weights(model, format), SDPA), VOCAB), cache)
+    return Session(FusedLlama(TorchRunner(read_weights(model.config, tensors_of(model), format), SDPA), VOCAB), cache)
 
 
 def tokens(count: int, seed: int) -> tuple[int, ...]:

@@ -17,11 +17,11 @@ import transformers
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
+from cospec.models.families import why_not
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.files.source import EMBEDDING, is_linear
 from cospec.models.files.weight_source_selection import open_source
-from cospec.models.llama_weights import why_not
 from cospec.models.loading import LoadOptions, load_model, memory_plan, resolve
 from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
