@@ -6,7 +6,8 @@ The files have the shapes of known models and random weights, and are written on
 turns in one process, in random order, with the same number of threads. Both compute the logits of all rows, and of a
 prompt the logits of the last token. A figure is the median over turns; the ratio is taken within a turn. The first
 turns do not count: on a virtual machine, fresh memory may be four times as slow for some seconds. Each model and
-instruction set has a result file.
+instruction set has a result file. A llama.cpp without AVX-512 comes from ``CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON
+-DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" pip install --no-binary llama-cpp-python llama-cpp-python``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -114,6 +116,13 @@ class LlamaCpp:
         self._library.llama_model_free(self._model)
 
 
+def instructions() -> str:
+    """Return the instructions that llama.cpp is built for."""
+    import llama_cpp
+
+    return " ".join(re.findall(r"(\w+) = 1", llama_cpp.llama_print_system_info().decode()))
+
+
 def milliseconds(call: Callable[[], None]) -> float:
     """Return the time of a call."""
     begin = time.perf_counter()
@@ -207,6 +216,8 @@ def main() -> None:
     own = (options.context, options.kv_cache_dtype) != (CONTEXT, "auto")
     long = f"_context_{options.context}_{options.kv_cache_dtype}" if own else ""
     more = "" if set(options.types) <= set(TYPES) else "_more_types"
+    settings["llama_cpp"] = instructions()
+    more += "" if "AVX512" in settings["llama_cpp"] else "_llama_cpp_avx2"
     for name in options.models:
         rows = compare(MODELS[name], options)
         result = f"gguf_{name.lower()}_{operators.isa()}{long}{more}"

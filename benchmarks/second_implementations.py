@@ -50,6 +50,7 @@ from cospec.models import loading
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import ModelRunner
+from cospec.models.weight_loading import load_llama_weights
 from cospec.native import library
 from cospec.process_utils import freeze_gc
 
@@ -134,7 +135,7 @@ def torch_forward(batch: int) -> LLM:
     """Return an engine whose models run ``models/llama.py`` in torch."""
 
     def read(config: Any, recipe: Any) -> Any:
-        weights = loading._llama_weights(recipe)
+        weights = load_llama_weights(recipe)
         shape = {"kv_heads": weights.kv_heads, "dim": weights.dim, "num_layers": len(weights.layers)}
         return SimpleNamespace(facts={"config": shape}, weights=weights)
 

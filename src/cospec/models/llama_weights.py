@@ -153,6 +153,7 @@ class _Layers(Sequence[LayerWeights]):
     def __init__(self, config: Any, tensors: Mapping[str, Tensor], read: ReadWeight) -> None:
         self._config, self._tensors, self._read = config, tensors, read
         self._family = FAMILIES[config.model_type]
+        self._reach = [(window_of(config, layer), rope_of(config, layer)) for layer in range(len(self))]
 
     def __len__(self) -> int:
         return int(self._config.num_hidden_layers)
@@ -184,6 +185,7 @@ class _Layers(Sequence[LayerWeights]):
         q_norm, k_norm = (
             self.norm(f"{place}self_attn.{part}_norm") if family.head_norms != "none" else None for part in "qk"
         )
+        window, rotary = self._reach[number]
         inputs, mixture = ["qkv"] if family.joined else ["q", "k", "v"], experts_in(config, number)
         return LayerWeights(
             attention_norm=before,
@@ -196,8 +198,8 @@ class _Layers(Sequence[LayerWeights]):
             output=self.linear(place + "self_attn.o_proj"),
             dense=None if mixture else self._dense(place + "mlp."),
             experts=self._experts(place + "mlp.") if mixture else None,
-            window=window_of(config, number),
-            rotary=rope_of(config, number),
+            window=window,
+            rotary=rotary,
         )
 
     def _dense(self, place: str) -> DenseWeights:
@@ -246,6 +248,7 @@ def read_weights(
 
     Raises:
         ModelError: the model is of another family, or needs an unsupported feature.
+        Exception: the configuration lacks values, or has values that make no sense.
     """
     reason = why_not(config)
     if reason:
@@ -283,5 +286,8 @@ def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
 def _frequencies(config: Any) -> tuple[Tensor, float]:
     """Return ``[tables, R / 2]`` and the scale of cosines and sines."""
     positions = config.max_position_embeddings
-    found = [frequencies(rope, rotated_numbers(config, rope), positions) for rope in ropes(config)]
+    try:
+        found = [frequencies(rope, rotated_numbers(config, rope), positions) for rope in ropes(config)]
+    except KeyError as error:
+        raise ModelError(f"The rotary embeddings of the model lack {error}.") from None
     return torch.stack([table for table, _ in found]), found[0][1]

@@ -10,22 +10,19 @@ from typing import Any
 import torch
 
 from cospec.core.interfaces import Model
-from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
-from cospec.models.families import has_experts, tensor_shapes, why_not
+from cospec.models.families import has_experts, why_not
 from cospec.models.files.array_file import ArrayMemory, PackedModel
-from cospec.models.files.source import EMBEDDING
-from cospec.models.hf_loading import first_line, hf_config, hf_model, load_tokenizer, model_config
+from cospec.models.hf_loading import load_tokenizer, model_config
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.kv_cache_formats import dtype_name
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama, TorchStage
-from cospec.models.llama_weights import LlamaWeights, read_weights, tensors_of
+from cospec.models.llama_weights import LlamaWeights
 from cospec.models.load_options import LoadOptions, Recipe, choose_device, make_recipe, weights_dtype
 from cospec.models.long_rope import fix_frequencies
-from cospec.models.lora import merge
 from cospec.models.memory import (
     CacheBudget,
     KVRoom,
@@ -43,6 +40,7 @@ from cospec.models.part_source import ModuleNames, check_columns
 from cospec.models.shard import SumShards, check_shards, shard_config
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.weight_cache import NO_CACHE
+from cospec.models.weight_loading import fixed_hf_config, load_hf_weights, load_llama_weights
 from cospec.models.weights.format import same_order
 from cospec.native import llama_weight_packing
 from cospec.native.library import release_memory
@@ -145,17 +143,13 @@ def _assemble(recipe: Recipe) -> Model:
     from cospec.models import hf  # imports most of torch
 
     with hf_logging_off():
-        config = _hf_config(recipe)
-        model = _weights(config, recipe, recipe.state_dtype)
+        config = fixed_hf_config(recipe)
+        model = load_hf_weights(config, recipe, recipe.state_dtype)
         if recipe.device.type == "cpu":
             replace_linears(model, recipe.linear, recipe.format, recipe.read)
         shapes = hf.probe(model)
         attention, cache, max_len = _checked(model, shapes, config, recipe)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_hidden_states)
-
-
-def _hf_config(recipe: Recipe) -> Any:
-    return fix_frequencies(hf_config(recipe.name, recipe.folder), recipe.options.max_model_len)
 
 
 def _checked(
@@ -212,7 +206,7 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
         shapes = _packed_shapes(packed)
         cache, max_len = _cache(config, shapes, _attention(recipe, shapes), recipe)
         return NativeStage(packed, cache, (whole.vocab_size, max_len), shard, sum)
-    weights = _llama_weights(recipe)
+    weights = load_llama_weights(recipe)
     shapes = _llama_shapes(weights)
     attention = _attention(recipe, shapes)
     cache, _ = _cache(config, shapes, attention, recipe)
@@ -225,10 +219,10 @@ def _hf_stage(recipe: Recipe, sum: SumShards | None) -> StageForward:
 
     shard = recipe.options.shard
     with hf_logging_off():
-        whole = _hf_config(recipe)
+        whole = fixed_hf_config(recipe)
         config = shard_config(whole, shard)
         recipe = recipe.of_part(whole, ModuleNames.of(config))
-        model = _weights(config, recipe, recipe.state_dtype)
+        model = load_hf_weights(config, recipe, recipe.state_dtype)
         if recipe.device.type == "cpu":
             replace_linears(model, recipe.linear, recipe.format, recipe.read)
         attention, cache, _ = _checked(model, hf.probe(model), config, recipe)
@@ -247,7 +241,7 @@ def _fused_model(config: Any, recipe: Recipe) -> Model:
         attention = _attention(recipe, shapes)
         fused = FusedLlama.packed(packed)
     else:
-        weights = _llama_weights(recipe)
+        weights = load_llama_weights(recipe)
         shapes = _llama_shapes(weights)
         attention = _attention(recipe, shapes)
         fused = FusedLlama.build(weights, attention, in_place=False)
@@ -267,25 +261,6 @@ def _llama_shapes(weights: LlamaWeights) -> list[LayerShape]:
     return [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
 
 
-def _llama_weights(recipe: Recipe) -> LlamaWeights:
-    shard = recipe.options.shard
-    whole = fix_frequencies(model_config(recipe.name, recipe.folder), recipe.options.max_model_len)
-    recipe, config = recipe.of_part(whole), shard_config(whole, shard)
-    recipe = replace(recipe, fused=EMBEDDING in recipe.source.shapes)
-    table = recipe.table if shard.first else None
-    elsewhere = [] if shard.first and table is None else [EMBEDDING]
-    without = elsewhere + (recipe.source.experts if recipe.direct else [])
-    expected = tensor_shapes(config)
-    if recipe.direct and expected.items() <= recipe.source.shapes.items():
-        stored = recipe.source.state_dict(recipe.dtype, without)
-        tensors = {name: stored[name] for name in expected}
-    else:  # transformers renames and joins tensors, and says which are missing
-        with hf_logging_off():
-            model = _weights(shard_config(_hf_config(recipe), shard), recipe, recipe.dtype, without)
-        config, tensors = model.config, tensors_of(model)
-    return read_weights(config, tensors, recipe.format, recipe.read, table, shard)
-
-
 def _packed(config: Any, recipe: Recipe) -> PackedModel:
     """Return the packed weights of the native forward, from the cache if possible. Merged adapters are not cached."""
     cache = recipe.options.weight_cache if recipe.adapter is None else NO_CACHE
@@ -301,7 +276,7 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
     size = recipe.source.num_bytes(recipe.format, recipe.convert) // parts
 
     def pack_weights(to: ArrayMemory) -> dict[str, Any]:
-        return llama_weight_packing.pack(_llama_weights(recipe), to)
+        return llama_weight_packing.pack(load_llama_weights(recipe), to)
 
     return cache.packed(recipe.folder.name, files, how, size, pack_weights)
 
@@ -360,36 +335,6 @@ def _same_gates(recipe: Recipe) -> bool:
     formats = {name: recipe.source.kept_format(name, recipe.format) for pair in pairs for name in pair}
     named = {name: None if format is None else format.name for name, format in formats.items()}
     return all(named[a] == named[b] and same_order(orders.get(a), orders.get(b)) for a, b in pairs)
-
-
-def _weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
-    """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
-    from cospec.models import hf
-
-    if getattr(config, "is_encoder_decoder", False):
-        raise hf.refusal(config, "is an encoder-decoder")
-    merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
-    try:
-        loaded = torch.float32 if merged else dtype
-        tensors = recipe.source.state_dict(loaded, without) if recipe.direct else None
-        if tensors is None and not recipe.options.shard.whole:
-            tensors = {name: recipe.source.read(name).to(loaded) for name in recipe.source.shapes}
-        options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
-        model, report = hf_model(recipe.folder, config, loaded, **options)
-    except Exception as error:
-        # Constructors of some architectures look the attention up in their own tables and may raise anything.
-        if hf.ATTENTION_NAME in str(error):
-            raise hf.refusal(config, "does not take another attention function") from error
-        raise ModelError(f"The model {recipe.name} cannot be loaded: {first_line(error)}.") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
-    if recipe.adapter is not None:
-        merge(model, recipe.adapter, recipe.part)
-    if recipe.dtype is not torch.float32 and model.dtype is torch.float32 and not recipe.direct:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(recipe.dtype).float()
-    return model.to(recipe.device).eval().requires_grad_(False)
 
 
 def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: Recipe) -> tuple[BlockPool, int]:

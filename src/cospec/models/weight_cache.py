@@ -18,8 +18,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 from cospec.errors import InvalidInput
 from cospec.machine import cache_directory
 from cospec.models.config_cache import transformers_version
-from cospec.models.files.array_file import ArrayMemory, PackedModel, read_arrays, write_arrays
+from cospec.models.files.array_file import ArrayMemory, ArrayWriter, PackedModel, read_arrays
 from cospec.native import library
 
 VARIABLE = "COSPEC_WEIGHT_CACHE_BYTES"
@@ -96,12 +96,16 @@ class WeightCache:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("the packed weights in %s are not used (%s) and are packed again", path, error)
-        packed = _in_memory(pack)
+        packed: PackedModel | None = None
         try:
-            self._store(path, key, packed, lambda: self._key(files, how))
+            with self._new_file(path, size) as unfinished, ArrayWriter(unfinished) as writer:
+                packed = _in_memory(pack, writer)
+                writer.finish(key, packed)
+                if self._key(files, how) != key:
+                    raise OSError(errno.EBUSY, "the weight files changed while they were read")
         except OSError as error:
             _log.warning("the packed weights of %s are not stored: %s", name, error)
-            return packed
+            return packed or _in_memory(pack)
         return _in_use.setdefault(path, packed)
 
     def _key(self, files: Sequence[Path], how: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -110,11 +114,14 @@ class WeightCache:
             return None
         return {"files": known, "how": dict(how), "code": _code(), "kernels": library.build()}
 
-    def _store(self, path: Path, key: Mapping[str, Any], packed: PackedModel, key_now: Callable[[], Any]) -> None:
+    @contextmanager
+    def _new_file(self, path: Path, size: int) -> Iterator[Path]:
+        """Make room for about ``size`` bytes; the file that the block writes becomes ``path``, unless the block raises.
+
+        Raises:
+            OSError: the disk or the cache has no room.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = sum(data.nbytes for data in packed.arrays.values())
-        if size > self.max_bytes:
-            raise OSError(errno.EFBIG, f"they take {size} bytes, and the cache has {self.max_bytes}")
         self._remove_oldest(self.max_bytes - size)
         if shutil.disk_usage(path.parent).free < size + _RESERVE:
             raise OSError(errno.ENOSPC, f"the disk of {path.parent} has no room for {size} bytes")
@@ -122,9 +129,11 @@ class WeightCache:
         os.close(handle)
         partial = Path(unfinished)
         try:
-            write_arrays(partial, key, packed)
-            if key_now() != key:
-                raise OSError(errno.EBUSY, "the weight files changed while they were read")
+            yield partial
+            written = partial.stat().st_size
+            if written > self.max_bytes:
+                raise OSError(errno.EFBIG, f"they take {written} bytes, and the cache has {self.max_bytes}")
+            self._remove_oldest(self.max_bytes - written)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -191,8 +200,8 @@ def identity(file: Path, small: int = SMALL) -> list[Any] | None:
     return [str(file.absolute()), facts.st_ino, facts.st_size, *times, sample.hexdigest()]
 
 
-def _in_memory(pack: Pack) -> PackedModel:
-    memory = ArrayMemory()
+def _in_memory(pack: Pack, writer: ArrayWriter | None = None) -> PackedModel:
+    memory = ArrayMemory(writer)
     facts = pack(memory)
     return PackedModel(facts, memory.arrays, frozenset(memory.kept))
 

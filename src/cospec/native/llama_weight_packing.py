@@ -32,11 +32,11 @@ def in_memory(weights: LlamaWeights) -> PackedModel:
 def pack(weights: LlamaWeights, to: ArrayMemory) -> dict[str, Any]:
     """Pack weights, one layer at a time, and return the facts of the model."""
     packing = _Packing(to)
-    layers = [packing.layer(number, layer) for number, layer in enumerate(packing_progress(weights.layers))]
     table, kind = _table(weights)
-    packing.tensor("embedding", table)
+    packing.tensor("embedding", table)  # first: it exists, so that it can be written while layers are packed
     packing.tensor("final_norm", weights.final_norm)
     packing.tensor("inverse_frequencies", weights.frequencies)
+    layers = [packing.layer(number, layer) for number, layer in enumerate(packing_progress(weights.layers))]
     packing.linear("head", weights.head)
     factors = weights.factors
     config = {

@@ -9,24 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from cospec.assembly.drafters import same_tokens
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
-from cospec.models import hf, loading
+from cospec.models import hf
 from cospec.models import model_folder as folders
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
-from cospec.models.files.source import EMBEDDING
 from cospec.models.hf_loading import eos_ids
 from cospec.models.kv_cache import KVCache
-from cospec.models.llama_weights import read_weights
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, memory_plan, resolve
 from cospec.native import operators
 from harness.tiny import in_bfloat16
@@ -367,26 +363,6 @@ def test_float16_on_request_rounds_the_weights_whoever_runs_them(saved: Path, fu
         parameter.data = parameter.data.half().float()
     torch.testing.assert_close(found, plain(rounded), atol=1e-4, rtol=0)
     assert float((found - plain(tiny())).abs().max()) > 1e-5
-
-
-@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
-def test_native_forward_reads_stored_weights(tmp_path: Path, stored: torch.dtype) -> None:
-    """No float32 copy of the model in between, and the same results as through one."""
-    tiny().to(stored).save_pretrained(tmp_path)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    with patch.object(loading, "read_weights", wraps=read_weights) as read:
-        found = run(load_model(str(tmp_path), EXACT))
-    assert [call.args[1][EMBEDDING].dtype for call in read.call_args_list] == [stored]
-    expected = plain(in_bfloat16(reference) if stored is torch.bfloat16 else reference)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-def test_tensors_that_the_architecture_lacks_are_not_read(saved: Path) -> None:
-    expected, file = run(load_model(str(saved), EXACT)), saved / "model.safetensors"
-    more = {f"model.layers.0.self_attn.{part}_proj.bias": torch.ones(size) for part, size in (("q", 32), ("o", 32))}
-    save_file(load_file(file) | more, file, {"format": "pt"})
-    assert torch.equal(run(load_model(str(saved), EXACT)), expected)
 
 
 def test_threads_load_tied_models_one_after_the_other(tmp_path: Path) -> None:

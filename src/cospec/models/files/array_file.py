@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,28 +50,85 @@ class PackedModel:
     kept: frozenset[str]
 
 
+class ArrayWriter:
+    """Writes a packed model to a file in a thread of its own, each array while the next ones are made.
+
+    Leaving the block closes the file. The file is complete only after ``finish``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("wb")
+        self._entries: dict[str, tuple[int, int, int]] = {}
+        self._thread = ThreadPoolExecutor(1, "cospec-write-weights")
+        self._error: OSError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        self._stream.close()
+
+    def add(self, name: str, data: Bytes) -> None:
+        """Write an array, which may not change any more."""
+        self._thread.submit(self._write, name, data)
+
+    def finish(self, key: Mapping[str, Any], model: PackedModel) -> None:
+        """Wait for the arrays of the model, and describe them under a key.
+
+        Raises:
+            OSError: the file has no room.
+        """
+        self._thread.shutdown()
+        if self._error is not None:
+            raise self._error
+        description = {"key": key, "facts": model.facts, "arrays": self._entries, "kept": sorted(model.kept)}
+        text = json.dumps(description).encode()
+        self._stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
+
+    def _write(self, name: str, data: Bytes) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._entries[name] = (self._stream.tell(), data.nbytes, checksum(data))
+            self._stream.write(data.data)
+            self._stream.write(bytes(_padded(data.nbytes) - data.nbytes))
+        except OSError as error:
+            self._error = error
+
+
 class ArrayMemory:
     """Arrays in memory of huge pages, because every forward touches each page once.
+
+    Args:
+        writer: writes each array to a file too; None does not.
 
     Attributes:
         arrays: by name.
         kept: names of the arrays that ``keep`` stored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writer: ArrayWriter | None = None) -> None:
         self.arrays: dict[str, Bytes] = {}
         self.kept: set[str] = set()
+        self._writer = writer
         self._free: Bytes = np.empty(0, np.uint8)
 
     def add(self, name: str, size: int, fill: Fill) -> None:
         """Make an array of ``size`` bytes."""
-        self.arrays[name] = self._reserve(size)
-        fill(self.arrays[name])
+        data = self._reserve(size)
+        fill(data)
+        self._made(name, data)
 
     def keep(self, name: str, data: Bytes) -> None:
         """Store bytes that exist, without a copy."""
-        self.arrays[name] = data
+        self._made(name, data)
         self.kept.add(name)
+
+    def _made(self, name: str, data: Bytes) -> None:
+        self.arrays[name] = data
+        if self._writer is not None:
+            self._writer.add(name, data)
 
     def _reserve(self, size: int) -> Bytes:
         padded = _padded(size)
@@ -82,23 +139,6 @@ class ArrayMemory:
             self._free = fresh
         found, self._free = self._free[:size], self._free[padded:]
         return found
-
-
-def write_arrays(path: Path, key: Mapping[str, Any], model: PackedModel) -> None:
-    """Write a packed model under a key.
-
-    Raises:
-        OSError: the file has no room.
-    """
-    entries: dict[str, tuple[int, int, int]] = {}
-    with path.open("wb") as stream:
-        for name, data in model.arrays.items():
-            entries[name] = (stream.tell(), data.nbytes, checksum(data))
-            stream.write(data.data)
-            stream.write(bytes(_padded(data.nbytes) - data.nbytes))
-        description = {"key": key, "facts": model.facts, "arrays": entries, "kept": sorted(model.kept)}
-        text = json.dumps(description).encode()
-        stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
 
 
 def read_arrays(path: Path, key: Mapping[str, Any]) -> PackedModel:
