@@ -132,7 +132,8 @@ def random_blocks(
     blocks = np.frombuffer(generator.bytes(prod(shape) // size * count), np.uint8).reshape(-1, count).copy()
     if kind == "mxfp4":  # the first byte is the exponent of a power of two
         blocks[:, 0] = 120 + round(np.log2(gain))
-    for at, scale in SCALES.get(kind, {}).items():
+        return blocks.reshape(*shape[:-1], -1)
+    for at, scale in SCALES[kind].items():
         blocks[:, at : at + 2] = np.array([gain * scale], np.float16).view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 

@@ -145,20 +145,23 @@ REPORTS = {
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b_avx512_bf16"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b_avx512_bf16"),
             ("Llama-3.2-1B again", "gguf_llama-3.2-1b_avx512_bf16_again"),
+            ("Llama-3.2-1B, more types", "gguf_llama-3.2-1b_avx512_bf16_more_types"),
             ("Qwen3-1.7B", "gguf_qwen3-1.7b_avx512_bf16"),
             ("Qwen3-4B", "gguf_qwen3-4b_avx512_bf16"),
             ("Qwen3-4B again, with prompts of 2,048", "gguf_qwen3-4b_avx512_bf16_again"),
             ("Qwen3-30B-A3B, 8 of its 48 layers", "gguf_qwen3-30b-a3b-8-layers_avx512_bf16"),
             ("Llama-3.2-1B after 8,192 tokens", "gguf_llama-3.2-1b_avx512_bf16_context_8192_float16"),
-            ("Qwen2.5-0.5B, AVX2 kernels of cospec", "gguf_qwen2.5-0.5b_avx2"),
-            ("Qwen2.5-0.5B, AVX2 kernels of cospec, again with prompts of 2,048", "gguf_qwen2.5-0.5b_avx2_again"),
-            ("Llama-3.2-1B, AVX2 kernels of cospec", "gguf_llama-3.2-1b_avx2"),
-            ("Llama-3.2-1B, AVX2 kernels of cospec, again with prompts of 2,048", "gguf_llama-3.2-1b_avx2_again"),
-            ("Qwen3-1.7B, AVX2 kernels of cospec", "gguf_qwen3-1.7b_avx2"),
-            ("Qwen3-4B, AVX2 kernels of cospec", "gguf_qwen3-4b_avx2"),
+            ("Qwen2.5-0.5B, both with AVX2", "gguf_qwen2.5-0.5b_avx2_llama_cpp_avx2"),
+            ("Llama-3.2-1B, both with AVX2", "gguf_llama-3.2-1b_avx2_llama_cpp_avx2"),
+            ("Qwen3-1.7B, both with AVX2", "gguf_qwen3-1.7b_avx2_llama_cpp_avx2"),
+            ("Qwen3-4B, both with AVX2", "gguf_qwen3-4b_avx2_llama_cpp_avx2"),
             ("Llama-3.2-1B, a processor with AVX2 alone", "gguf_llama-3.2-1b_avx2_alone"),
+            ("Servers, Qwen2.5-0.5B in Q4_0", "gguf_server_qwen2.5-0.5b_q4_0_avx512_bf16"),
+            ("Servers, Qwen2.5-0.5B in Q8_0", "gguf_server_qwen2.5-0.5b_q8_0_avx512_bf16"),
+            ("Servers, Llama-3.2-1B in Q4_0", "gguf_server_llama-3.2-1b_q4_0_avx512_bf16"),
             ("Servers, Llama-3.2-1B in Q4_K_M", "gguf_server_llama-3.2-1b_q4_k_m_avx512_bf16"),
             ("Servers, Qwen3-1.7B in Q4_K_M", "gguf_server_qwen3-1.7b_q4_k_m_avx512_bf16"),
+            ("Servers, Qwen3-4B in Q4_K_M", "gguf_server_qwen3-4b_q4_k_m_avx512_bf16"),
             ("Servers, Llama-3.2-1B in Q4_0, AVX2 alone", "gguf_server_llama-3.2-1b_q4_0_avx2"),
             ("Servers, Qwen2.5-0.5B in Q4_0, AVX2 alone", "gguf_server_qwen2.5-0.5b_q4_0_avx2"),
             ("Servers, Qwen2.5-0.5B in Q8_0, AVX2 alone", "gguf_server_qwen2.5-0.5b_q8_0_avx2"),
@@ -176,7 +179,7 @@ REPORTS = {
         "before the load is not counted. The aims are 3 s with a filled cache (`warm`), 8 s without, and a peak "
         "of 1.15. Starts of bf16 without a filled cache miss their aim. The "
         "peaks of q4_0 but for the warm start miss theirs by libraries of 0.1 GB that packing imports.",
-        (("One row", "weight_bandwidth"), ("Start", "load_time")),
+        (("One row", "weight_bandwidth"), ("One row again", "weight_bandwidth_again"), ("Start", "load_time")),
     ),
     "products": Report(
         "Products of prompts, and attention of long contexts",
@@ -186,7 +189,11 @@ REPORTS = {
         "keys and values at the measured bandwidth, and multiplying in float32 at the measured rate. Rows and the "
         "heads that share keys add multiplications, and entries of fewer bits are widened first, so they gain less "
         "than their bytes. A core waits for few loads at a time, so reading alone does not reach the bandwidth.",
-        (("Products of many rows", "prompt_products"), ("Attention", "attention")),
+        (
+            ("Products of many rows", "prompt_products"),
+            ("Products of many rows, both with AVX2", "prompt_products_avx2"),
+            ("Attention", "attention"),
+        ),
     ),
     "load": Report(
         "Latency under load",

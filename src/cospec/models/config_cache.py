@@ -21,6 +21,11 @@ from cospec.machine import cache_directory
 READ = (
     "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "max_position_embeddings", "layer_types", "rope_parameters", "base_model_tp_plan",
+    "tie_word_embeddings", "intermediate_size", "hidden_act", "hidden_activation", "rms_norm_eps", "attention_bias",
+    "mlp_bias", "sliding_window", "use_sliding_window", "no_rope_layers", "attention_multiplier",
+    "query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "logits_scaling",
+    "attn_logit_softcapping", "final_logit_softcapping", "num_experts", "num_experts_per_tok",
+    "moe_intermediate_size", "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The families of Llama: what transformers' code has for each, by its configuration.
+"""The families of Llama: names and shapes of tensors, windows, scales and other facts by a model's configuration.
 
 One forward serves all families. A family differs in its norms, in factors and bounds, and in which positions rotate.
 """
@@ -24,7 +24,8 @@ class Family:
         norm_offset: added to the weights of norms.
         window: which layers have the configuration's window: none, all, or those of the type ``sliding_attention``.
         head_norms: whether queries and keys have norms: none, of each head, or of all heads together.
-        biases: which projections of attention have a bias: all if the configuration says so, none, or its inputs.
+        biases: which projections of attention have a bias: all if the configuration says so, none, or queries, keys
+            and values.
         joined: whether a file joins the projections of one input.
     """
 
@@ -32,7 +33,7 @@ class Family:
     norm_offset: float = 0.0
     window: Literal["none", "all", "by type"] = "none"
     head_norms: Literal["none", "each", "all"] = "none"
-    biases: Literal["by option", "none", "inputs"] = "by option"
+    biases: Literal["by option", "none", "qkv"] = "by option"
     joined: bool = False
 
 
@@ -40,7 +41,7 @@ _AROUND = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layer
 FAMILIES = {
     "llama": Family(),
     "mistral": Family(window="all", biases="none"),
-    "qwen2": Family(window="by type", biases="inputs"),
+    "qwen2": Family(window="by type", biases="qkv"),
     "qwen3": Family(window="by type", head_norms="each"),
     "qwen3_moe": Family(window="all", head_norms="each"),
     "granite": Family(),
@@ -82,13 +83,13 @@ def why_not(config: Any) -> str:
             return f"has rotary embeddings of type {rope['rope_type']}"
     if len(ropes(config)) > 1 and any(rope.get("rope_type") in ("yarn", "longrope") for rope in ropes(config)):
         return "scales the rotary embeddings of some layers"
-    dim = head_dim(config)
-    rotated = int(dim * ropes(config)[0].get("partial_rotary_factor", 1.0))
+    dim, rotated = head_dim(config), [rotated_numbers(config, rope) for rope in ropes(config)]
     if has_experts(config) and _activation(config) not in ("silu", "swish"):
         return f"has experts with the activation {_activation(config)}"
     if dim % 8 or dim > operators.MAX_DIM:
         return f"has heads of size {dim}"
-    return f"rotates {rotated} of {dim} numbers of each head" if rotated % 2 or not 0 < rotated <= dim else ""
+    wrong = [count for count in rotated if count % 2 or not 0 < count <= dim]
+    return f"rotates {wrong[0]} of {dim} numbers of each head" if wrong else ""
 
 
 def has_experts(config: Any) -> bool:
@@ -125,8 +126,8 @@ def ropes(config: Any) -> list[dict[str, Any]]:
 
 def rotated_numbers(config: Any, rope: dict[str, Any]) -> int:
     """Return how many numbers of a head rotate, the first ones, with one of ``ropes``."""
-    divides = config.model_type == "phi3" or rope.get("rope_type", "default") != "default"
-    return int(head_dim(config) * (rope.get("partial_rotary_factor", 1.0) if divides else 1.0))
+    partial = config.model_type == "phi3" or rope.get("rope_type", "default") != "default"  # as in transformers
+    return int(head_dim(config) * (rope.get("partial_rotary_factor", 1.0) if partial else 1.0))
 
 
 def rope_of(config: Any, layer: int) -> int | None:
@@ -146,7 +147,7 @@ def window_of(config: Any, layer: int) -> int | None:
     """Return how many tokens a layer attends to; None means all."""
     which = FAMILIES[config.model_type].window
     slides = which == "all" or (which == "by type" and config.layer_types[layer] == "sliding_attention")
-    return config.sliding_window if slides else None
+    return config.sliding_window if slides and getattr(config, "use_sliding_window", True) else None
 
 
 def score_scale(config: Any) -> float:
@@ -190,7 +191,7 @@ def _attention_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj.weight": (hidden, queries),
     }
     all_biases = family.biases == "by option" and getattr(config, "attention_bias", False)
-    biased = {**outputs, "o": hidden} if all_biases else outputs if family.biases == "inputs" else {}
+    biased = {**outputs, "o": hidden} if all_biases else outputs if family.biases == "qkv" else {}
     found |= {f"self_attn.{part}_proj.bias": (count,) for part, count in biased.items()}
     if family.head_norms != "none":
         each = family.head_norms == "each"

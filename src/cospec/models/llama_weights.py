@@ -241,7 +241,7 @@ def read_weights(
     Args:
         config: of the model, or of the part.
         tensors: those of ``families.tensor_shapes``, in any floating dtype. Weights that ``read`` reads elsewhere may
-            be placeholders.
+            be placeholders. An output layer counts in a tied model too.
         shard: the part that the model is. One row stands for an embedding or an output layer that no forward reads.
         read: reads a linear weight by the name of its module; None reads the tensor.
         table: the embedding in blocks, instead of the tensor.
@@ -256,8 +256,8 @@ def read_weights(
     read = read or (lambda _, weight: format.read(weight.flatten(0, -2)))
     layers = _Layers(config, tensors, read)
     embedding = tensors[EMBEDDING].detach()
-    tied = embedding if config.tie_word_embeddings else tensors[HEAD]
-    head = read(HEAD.removesuffix(".weight"), tied) if shard.last else format.read(embedding[:1])
+    own = tensors.get(HEAD, embedding)
+    head = read(HEAD.removesuffix(".weight"), own) if shard.last else format.read(embedding[:1])
     tables, rotary_scale = _frequencies(config)
     return LlamaWeights(
         format=format,

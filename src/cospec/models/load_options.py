@@ -130,7 +130,7 @@ class Recipe:
 
     @property
     def read(self) -> ReadWeight | None:
-        """How linear weights are read from the source; None reads the weights of the loaded modules."""
+        """How linear weights are read from the source; None reads the tensors of a loaded model."""
         return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
 
     @property

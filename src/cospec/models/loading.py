@@ -14,6 +14,7 @@ from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.families import has_experts, why_not
 from cospec.models.files.array_file import ArrayMemory, PackedModel
+from cospec.models.files.source import HEAD, OUTPUT_EMBEDDINGS
 from cospec.models.hf_loading import load_tokenizer, model_config
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
@@ -272,8 +273,10 @@ def _packed(config: Any, recipe: Recipe) -> PackedModel:
         "shard": asdict(recipe.options.shard),
     }
     how["rope"] = config.rope_parameters  # with the choice of a long-rope model
+    layers = recipe.source.num_bytes(recipe.format, recipe.convert, OUTPUT_EMBEDDINGS)
+    tables = recipe.source.num_bytes(recipe.format, recipe.convert) - layers
     parts = recipe.options.shard.stages * recipe.options.shard.ranks
-    size = recipe.source.num_bytes(recipe.format, recipe.convert) // parts
+    size = layers // parts + tables * (1 if HEAD in recipe.source.shapes else 2)  # a tied table has two layouts
 
     def pack_weights(to: ArrayMemory) -> dict[str, Any]:
         return llama_weight_packing.pack(load_llama_weights(recipe), to)

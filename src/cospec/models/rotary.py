@@ -35,12 +35,13 @@ def frequencies(rope: Mapping[str, Any], rotated: int, positions: int) -> tuple[
         return 1.0 / wavelengths / (factor if kind == "linear" else 1.0), 1.0
     original = rope["original_max_position_embeddings"]
     factor = positions / original if factor is None else factor
-    given = rope.get("attention_factor")
     if kind == "yarn":
-        return _yarn(wavelengths, rope, factor, rotated), _yarn_scale(rope, factor) if given is None else given
-    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
-    short = torch.tensor(rope["short_factor"], dtype=torch.float32)
-    return 1.0 / (short * wavelengths), default if given is None else given
+        found, scale = _yarn(wavelengths, rope, factor, rotated), _yarn_scale(rope, factor)
+    else:
+        found = 1.0 / (torch.tensor(rope["short_factor"], dtype=torch.float32) * wavelengths)
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    given = rope.get("attention_factor")
+    return found, scale if given is None else float(given)
 
 
 def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:

@@ -18,8 +18,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,16 +96,21 @@ class WeightCache:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("the packed weights in %s are not used (%s) and are packed again", path, error)
-        packed: PackedModel | None = None
         try:
-            with self._new_file(path, size) as unfinished, ArrayWriter(unfinished) as writer:
-                packed = _in_memory(pack, writer)
+            unfinished = self._new_file(path.parent, size)
+        except OSError as error:
+            _log.warning("the packed weights of %s are not stored: %s", name, error)
+            return _in_memory(pack)
+        with unfinished as writer:
+            packed = _in_memory(pack, writer)
+            try:
                 writer.finish(key, packed)
                 if self._key(files, how) != key:
                     raise OSError(errno.EBUSY, "the weight files changed while they were read")
-        except OSError as error:
-            _log.warning("the packed weights of %s are not stored: %s", name, error)
-            return packed or _in_memory(pack)
+                self._keep(writer.path, path)
+            except OSError as error:
+                _log.warning("the packed weights of %s are not stored: %s", name, error)
+                return packed
         return _in_use.setdefault(path, packed)
 
     def _key(self, files: Sequence[Path], how: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -114,29 +119,31 @@ class WeightCache:
             return None
         return {"files": known, "how": dict(how), "code": _code(), "kernels": library.build()}
 
-    @contextmanager
-    def _new_file(self, path: Path, size: int) -> Iterator[Path]:
-        """Make room for about ``size`` bytes; the file that the block writes becomes ``path``, unless the block raises.
+    def _new_file(self, parent: Path, size: int) -> ArrayWriter:
+        """Make room for about ``size`` bytes, and begin a file.
 
         Raises:
-            OSError: the disk or the cache has no room.
+            OSError: the disk has no room.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         self._remove_oldest(self.max_bytes - size)
-        if shutil.disk_usage(path.parent).free < size + _RESERVE:
-            raise OSError(errno.ENOSPC, f"the disk of {path.parent} has no room for {size} bytes")
-        handle, unfinished = tempfile.mkstemp(_SUFFIX, ".", path.parent)
+        if shutil.disk_usage(parent).free < size + _RESERVE:
+            raise OSError(errno.ENOSPC, f"the disk of {parent} has no room for {size} bytes")
+        handle, unfinished = tempfile.mkstemp(_SUFFIX, ".", parent)
         os.close(handle)
-        partial = Path(unfinished)
-        try:
-            yield partial
-            written = partial.stat().st_size
-            if written > self.max_bytes:
-                raise OSError(errno.EFBIG, f"they take {written} bytes, and the cache has {self.max_bytes}")
-            self._remove_oldest(self.max_bytes - written)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        return ArrayWriter(Path(unfinished))
+
+    def _keep(self, unfinished: Path, path: Path) -> None:
+        """Give a whole file its name, within the limit.
+
+        Raises:
+            OSError: the cache has no room.
+        """
+        size = unfinished.stat().st_size
+        if size > self.max_bytes:
+            raise OSError(errno.EFBIG, f"they take {size} bytes, and the cache has {self.max_bytes}")
+        self._remove_oldest(self.max_bytes - size)
+        unfinished.replace(path)
 
     def _remove_oldest(self, allowed: int) -> None:
         """Remove unfinished files of ended processes, and then the oldest files until ``allowed`` bytes are left."""

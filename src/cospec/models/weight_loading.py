@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from cospec.errors import CospecError, ModelError
+from cospec.errors import ModelError
 from cospec.models.families import tensor_shapes
-from cospec.models.files.source import EMBEDDING
+from cospec.models.files.source import EMBEDDING, HEAD
 from cospec.models.hf_loading import first_line, hf_config, hf_model, model_config
 from cospec.models.hf_logging import hf_logging_off
 from cospec.models.llama_weights import LlamaWeights, read_weights, tensors_of
@@ -18,6 +18,9 @@ from cospec.models.load_options import Recipe
 from cospec.models.long_rope import fix_frequencies
 from cospec.models.lora import merge
 from cospec.models.shard import shard_config
+
+_SENSELESS = (AttributeError, TypeError, LookupError, ArithmeticError)
+"""Errors of values of a configuration that are missing, or make no sense."""
 
 
 def fixed_hf_config(recipe: Recipe) -> Any:
@@ -73,10 +76,7 @@ def load_llama_weights(recipe: Recipe) -> LlamaWeights:
     """
     try:
         return _read_llama_weights(recipe)
-    except CospecError:
-        raise
-    except Exception as error:
-        # Values of the configuration may be missing, or make no sense.
+    except _SENSELESS as error:
         raise ModelError(f"The model {recipe.name} cannot be loaded: {first_line(error)}.") from error
 
 
@@ -89,6 +89,8 @@ def _read_llama_weights(recipe: Recipe) -> LlamaWeights:
     elsewhere = [] if shard.first and table is None else [EMBEDDING]
     without = elsewhere + (recipe.source.experts if recipe.direct else [])
     expected = tensor_shapes(config)
+    if HEAD in recipe.source.shapes:  # files of tied models may have an output layer of its own too
+        expected[HEAD] = expected[EMBEDDING]
     if recipe.direct and expected.items() <= recipe.source.shapes.items():
         stored = recipe.source.state_dict(recipe.dtype, without)
         tensors = {name: stored[name] for name in expected}

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from cospec.models.config_cache import PlainConfig, store_config, stored_config
-from cospec.models.families import FAMILIES, tensor_shapes, why_not
+from cospec.models.families import FAMILIES, multipliers, rope_of, score_scale, tensor_shapes, why_not, window_of
 from cospec.models.hf_loading import hf_config, model_config
 from cospec.native import library
 from harness.gguf_files import write_model
@@ -44,6 +44,10 @@ def test_values_and_aliases(tmp_path: Path, kind: str) -> None:
     assert why_not(stored) == why_not(expected)
     if kind in FAMILIES:
         assert tensor_shapes(stored) == tensor_shapes(expected)
+        assert (score_scale(stored), multipliers(stored)) == (score_scale(expected), multipliers(expected))
+        for layer in range(SHAPE["num_hidden_layers"]):
+            assert window_of(stored, layer) == window_of(expected, layer)
+            assert rope_of(stored, layer) == rope_of(expected, layer)
 
 
 def test_a_changed_configuration_is_read_again(tmp_path: Path) -> None:

@@ -268,6 +268,21 @@ def test_a_write_that_fails_in_the_middle(saved: Path, monkeypatch: pytest.Monke
     assert seen == [1] * 15 and entries() == []
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "unreadable"), KeyboardInterrupt()])
+def test_a_packing_that_fails_leaves_no_file_and_is_not_repeated(tmp_path: Path, error: BaseException) -> None:
+    file, calls = tmp_path / "model", []
+    file.write_bytes(b"weights")
+
+    def pack(to: ArrayMemory) -> dict[str, Any]:
+        to.keep("a", np.ones(1000, np.uint8))
+        calls.append(len(entries()))
+        raise error
+
+    with pytest.raises(type(error)):
+        CACHED.weight_cache.packed("model", [file], {}, 1000, pack)
+    assert calls == [1] and entries() == []
+
+
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     folders = [tmp_path / str(seed) for seed in range(3)]
     for seed, folder in enumerate(folders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
 from cospec.models import weight_loading
-from cospec.models.files.source import EMBEDDING
+from cospec.models.files.source import EMBEDDING, HEAD
 from cospec.models.llama_weights import read_weights
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import operators
@@ -25,9 +26,9 @@ EXACT = LoadOptions(device="cpu", kv_cache_dtype="float32", num_pages=4)
 PROMPT = tokens(7, seed=3)
 
 
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder: Path, options: LoadOptions = EXACT) -> torch.Tensor:
     """Of every token of the prompt."""
-    model = load_model(str(folder), EXACT)
+    model = load_model(str(folder), options)
     assert model.pages.allocate("a", len(PROMPT))
     return model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
 
@@ -57,7 +58,20 @@ def test_tensors_that_the_architecture_lacks_are_not_read(saved: Path) -> None:
     expected, file = logits(saved), saved / "model.safetensors"
     more = {f"model.layers.0.self_attn.{part}_proj.bias": torch.ones(64) for part in "qo"}
     save_file(load_file(file) | more, file, {"format": "pt"})
+    with patch.object(weight_loading, "load_hf_weights") as by_transformers:
+        assert torch.equal(logits(saved), expected)
+    assert not by_transformers.called
+
+
+def test_a_tied_model_with_an_output_layer_of_its_own(saved: Path) -> None:
+    """The file decides, as in transformers."""
+    expected, path = logits(saved), saved / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
     assert torch.equal(logits(saved), expected)
+    assert torch.equal(logits(saved, replace(EXACT, fused="never")).argmax(-1), expected.argmax(-1))
+    file = saved / "model.safetensors"
+    save_file({name: x for name, x in load_file(file).items() if name != HEAD}, file, {"format": "pt"})
+    assert not torch.equal(logits(saved), expected)
 
 
 def test_names_that_transformers_changes(saved: Path) -> None:
@@ -72,7 +86,6 @@ def test_names_that_transformers_changes(saved: Path) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "linear"},
         {"rope_type": "linear", "factor": "2"},
         {"rope_type": "linear", "factor": 0},
         {"rope_type": "dynamic", "factor": 2.0, "partial_rotary_factor": 0.125},  # two numbers rotate

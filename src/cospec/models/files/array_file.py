@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -53,28 +54,34 @@ class PackedModel:
 class ArrayWriter:
     """Writes a packed model to a file in a thread of its own, each array while the next ones are made.
 
-    Leaving the block closes the file. The file is complete only after ``finish``.
+    Leaving the block removes the file, unless the file has another name by then.
+
+    Args:
+        path: of the unfinished file.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._stream = path.open("wb")
         self._entries: dict[str, tuple[int, int, int]] = {}
         self._thread = ThreadPoolExecutor(1, "cospec-write-weights")
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
-        self._stream.close()
+        with suppress(OSError):  # of bytes that had no room
+            self._stream.close()
+        self.path.unlink(missing_ok=True)
 
     def add(self, name: str, data: Bytes) -> None:
         """Write an array, which may not change any more."""
         self._thread.submit(self._write, name, data)
 
     def finish(self, key: Mapping[str, Any], model: PackedModel) -> None:
-        """Wait for the arrays of the model, and describe them under a key.
+        """Wait for the arrays of the model, describe them under a key, and close the file.
 
         Raises:
             OSError: the file has no room.
@@ -85,6 +92,7 @@ class ArrayWriter:
         description = {"key": key, "facts": model.facts, "arrays": self._entries, "kept": sorted(model.kept)}
         text = json.dumps(description).encode()
         self._stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
+        self._stream.close()
 
     def _write(self, name: str, data: Bytes) -> None:
         if self._error is not None:
@@ -93,8 +101,8 @@ class ArrayWriter:
             self._entries[name] = (self._stream.tell(), data.nbytes, checksum(data))
             self._stream.write(data.data)
             self._stream.write(bytes(_padded(data.nbytes) - data.nbytes))
-        except OSError as error:
-            self._error = error
+        except Exception as error:
+            self._error = error  # of the first array that fails; `finish` raises the error
 
 
 class ArrayMemory:

@@ -162,7 +162,7 @@ class WeightSource(ABC):
         return (kept or format).read(value if dtype is None else value.to(dtype))
 
     def reader(self, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False) -> ReadWeight:
-        """Return ``linear`` by the names of modules; other weights are those of the modules.
+        """Return ``linear`` by the names of modules; other weights are those that are given.
 
         The output layer of a model without a weight of its own has the embedding's.
         """

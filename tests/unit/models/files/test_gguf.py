@@ -287,7 +287,7 @@ def test_nested_arrays_are_refused(tmp_path: Path) -> None:
 
 
 def test_heads_that_rotate_further_than_they_reach_are_refused() -> None:
-    rope = {"rope_type": "default", "rope_theta": 1e4}
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 1.0}
     for factor, allowed in ((1.0, True), (0.5, True), (2.0, False), (0.0, False)):
         config = transformers.LlamaConfig(**COMMON, rope_parameters={**rope, "partial_rotary_factor": factor})
         assert ("of 16 numbers of each head" in why_not(config)) != allowed
