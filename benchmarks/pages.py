@@ -130,17 +130,18 @@ REPORTS = {
         "after 256 cached tokens. The files have random weights. *floor* is the time of reading the weights of one row "
         "at the measured bandwidth; of a mixture, those are the chosen experts. *ratio* is cospec's time over "
         "llama.cpp's, with its 95% interval. *least ratio* is the floor over llama.cpp's time. The aims are 0.7 for "
-        "one row, which is out of reach where the least ratio is larger, and 1 for prompts. Five runs of 1B to 4B and "
-        "the mixture miss 0.7, at 0.71 to 0.77, although reading would be faster. Runs *again* had less bandwidth, "
-        "down to 0.6 of the other runs: six of their eleven single rows have 0.72 to 0.84. Other programs use the "
-        "memory too, so a forward can be faster than a floor that was measured before and after. *× one row* is "
-        "cospec's time over its time for one row; the aims are 1.15 for four rows and 1.4 for eight. Where they are "
-        "missed, the arithmetic of several rows takes longer than reading the file: mostly with AVX2 kernels, and "
-        "with 4 bits. Rows of a mixture choose different experts. llama.cpp always has the best instructions of the "
-        "machine. After a long context the floor is that of the weights alone. The tables of servers count tokens per "
-        "second over HTTP, prompts included. Both servers draft four tokens with the same model at any load, and an "
-        "equal share of draft tokens is right. There *ratio* is cospec's speed over llama.cpp's. Where *draft over "
-        "off* is below 1, drafts of this one length cost more than they save.",
+        "one row, which is out of reach where the least ratio is larger, and 1 for prompts, which all meet. The "
+        "memory of the processor with AVX-512 gives 50 or 80 GB/s to a process. 11 of 37 single rows miss 0.7: two at "
+        "80 GB/s have 0.71 and 0.74, eight at 50 GB/s 0.72 to 0.82, and one on the processor with AVX2 alone 0.77. "
+        "Other programs use the memory too, so a forward can be faster than a floor that was measured before and "
+        "after. *× one row* is cospec's time over its time for one row; the aims are 1.15 for four rows and 1.4 for "
+        "eight. Where they are missed, the arithmetic of several rows takes longer than reading the file: mostly with "
+        "AVX2 kernels, and with 4 bits. Rows of a mixture choose different experts. llama.cpp has the best "
+        "instructions of the machine; for *both with AVX2* it was built without AVX-512. After a long context the "
+        "floor is that of the weights alone. The tables of servers count tokens per second over HTTP, prompts "
+        "included. Both servers draft four tokens with the same model at any load, and an equal share of draft tokens "
+        "is right. There *ratio* is cospec's speed over llama.cpp's. Where *draft over off* is below 1, drafts of this "
+        "one length cost more than they save.",
         (
             ("Qwen2.5-0.5B", "gguf_qwen2.5-0.5b_avx512_bf16"),
             ("Llama-3.2-1B", "gguf_llama-3.2-1b_avx512_bf16"),
@@ -172,13 +173,13 @@ REPORTS = {
         "A forward of one row in the shape of Llama 3.2 1B, with random weights. *share* is bytes over time, over "
         "the larger bandwidth that the same threads measure before and after, with prefetches. Other programs use the "
         "memory of this machine too, so its bandwidth changes within minutes, and a share is less where it changes "
-        "within a turn. `int8` and q8_0 miss 0.9. `int8` multiplies in float32, which takes longer than reading; it "
-        "stays for its 6% fewer bytes than q8_0 alone: it loses 0.12% of perplexity where q8_0 loses 0.03% (`cospec "
-        "quantize zoo --type int8 --text src/cospec/core/engine.py`). A "
-        "start is a new process until its first token; files are in the page cache. *peak* is own memory; memory "
-        "before the load is not counted. The aims are 3 s with a filled cache (`warm`), 8 s without, and a peak "
-        "of 1.15. Starts of bf16 without a filled cache miss their aim. The "
-        "peaks of q4_0 but for the warm start miss theirs by libraries of 0.1 GB that packing imports.",
+        "within a turn. q8_0 misses 0.9, fp32 and bf16 in the second run, and `int8` at 79 GB/s: it multiplies in float32, "
+        "which takes longer than reading. `int8` stays for its 6% fewer bytes than q8_0 alone: it loses 0.12% of "
+        "perplexity where q8_0 loses 0.03% (`cospec quantize zoo --type int8 --text src/cospec/core/engine.py`). A "
+        "start is a new process until its first token; files are in the page cache. A start with a cold cache also "
+        "writes the file of the cache. *peak* is own memory; memory before the load is not counted. All starts meet "
+        "the aims: 3 s with a filled cache (`warm`), 8 s without, and a peak of 1.15. Most of the time goes to fresh "
+        "memory, which this virtual machine gives at 0.5 to 0.9 GB/s.",
         (("One row", "weight_bandwidth"), ("One row again", "weight_bandwidth_again"), ("Start", "load_time")),
     ),
     "products": Report(

@@ -98,7 +98,7 @@ def has_experts(config: Any) -> bool:
 
 
 def experts_in(config: Any, layer: int) -> bool:
-    """Whether a layer is a mixture of experts."""
+    """Whether a layer is a mixture of experts, by the rule of Qwen's mixtures."""
     if not has_experts(config) or layer in config.mlp_only_layers:
         return False
     return bool((layer + 1) % config.decoder_sparse_step == 0)

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from cospec.errors import InvalidInput
+from cospec.models.families import experts_in, head_dim
 
 SumShards = Callable[[Tensor], None]
 """Replaces a shard's float32 product by the sum of all shards' products, added in the order of the shards."""
@@ -99,11 +100,14 @@ def shard_config(config: Any, shard: Shard) -> Any:
     if shard.whole:
         return config
     part, layers = copy.deepcopy(config), shard.layers(config.num_hidden_layers)
-    heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = head_dim(config)
     part.num_hidden_layers = len(layers)
     for name in _PER_LAYER:
         if getattr(config, name, None):
             setattr(part, name, [getattr(config, name)[layer] for layer in layers])
+    if hasattr(config, "mlp_only_layers"):  # the rule counts layers of the whole model
+        part.mlp_only_layers = [own for own, layer in enumerate(layers) if not experts_in(config, layer)]
+        part.decoder_sparse_step = 1
     if shard.ranks > 1:
         part.head_dim = heads
         for name in _WIDTHS:

@@ -25,6 +25,10 @@ MODELS: dict[str, Any] = {
     "qwen2": partial(transformers.Qwen2Config, **THREE),  # has biases
     "mistral-window": partial(transformers.MistralConfig, **THREE, sliding_window=9),
     "gemma2": partial(transformers.Gemma2Config, **THREE, head_dim=16, sliding_window=8),
+    "qwen3-moe": partial(  # whose second and last layers are no mixtures
+        transformers.Qwen3MoeConfig, **{**THREE, "num_hidden_layers": 4}, head_dim=16, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[1, 3],
+    ),
     "gpt2": partial(
         transformers.GPT2Config, vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=512,
         initializer_range=0.15, bos_token_id=None, eos_token_id=None,
