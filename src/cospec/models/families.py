@@ -76,6 +76,8 @@ def why_not(config: Any) -> str:
     kind = getattr(config, "model_type", "")
     if kind not in FAMILIES:
         return f"is of type {kind}, not {', '.join(FAMILIES)}"
+    if attends_to_later_tokens(config):
+        return "lets tokens attend to later ones"
     if _activation(config) not in ACTIVATIONS:
         return f"has the activation {_activation(config)}"
     for rope in ropes(config):
@@ -90,6 +92,11 @@ def why_not(config: Any) -> str:
         return f"has heads of size {dim}"
     wrong = [count for count in rotated if count % 2 or not 0 < count <= dim]
     return f"rotates {wrong[0]} of {dim} numbers of each head" if wrong else ""
+
+
+def attends_to_later_tokens(config: Any) -> bool:
+    """Whether a model is no causal one, such as a Gemma 3 that embeds texts."""
+    return bool(getattr(config, "use_bidirectional_attention", False))
 
 
 def has_experts(config: Any) -> bool:

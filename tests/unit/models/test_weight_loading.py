@@ -20,7 +20,7 @@ from cospec.models.files.source import EMBEDDING, HEAD
 from cospec.models.llama_weights import read_weights
 from cospec.models.loading import LoadOptions, load_model
 from cospec.native import operators
-from harness.tiny import in_bfloat16, tiny, tokens
+from harness.tiny import COMMON, in_bfloat16, tiny, tokens
 
 EXACT = LoadOptions(device="cpu", kv_cache_dtype="float32", num_pages=4)
 PROMPT = tokens(7, seed=3)
@@ -81,6 +81,13 @@ def test_names_that_transformers_changes(saved: Path) -> None:
     with patch.object(weight_loading, "load_hf_weights", wraps=weight_loading.load_hf_weights) as read:
         assert torch.equal(logits(saved), expected)
     assert read.call_count == 1
+
+
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    config = transformers.Gemma3TextConfig(**COMMON, head_dim=16, use_bidirectional_attention=True)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="attend to later"):
+        load_model(str(tmp_path), EXACT)
 
 
 @pytest.mark.parametrize(
