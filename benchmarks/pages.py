@@ -180,7 +180,7 @@ REPORTS = {
         "start with a cold cache also "
         "writes the file of the cache. *peak* is own memory; memory before the load is not counted. All starts meet "
         "the aims: 3 s with a filled cache (`warm`), 8 s without, and a peak of 1.15. Most of the time goes to fresh "
-        "memory, which this virtual machine gives at 0.5 to 0.9 GB/s.",
+        "memory, which this virtual machine gives slowly.",
         (("One row", "weight_bandwidth"), ("One row again", "weight_bandwidth_again"), ("Start", "load_time")),
     ),
     "products": Report(
