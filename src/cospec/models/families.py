@@ -23,7 +23,7 @@ class Family:
         norms: modules of a layer: before attention, before the feed-forward, after each of the two; empty: none.
         norm_offset: added to the weights of norms.
         window: which layers have the configuration's window: none, all, or those of the type ``sliding_attention``.
-        head_norms: whether queries and keys have norms: none, of each head, or of all heads together.
+        qk_norm: whether queries and keys have norms: none, of each head, or of all heads together.
         biases: which projections of attention have a bias: all if the configuration says so, none, or queries, keys
             and values.
         joined: whether a file joins the projections of one input.
@@ -32,7 +32,7 @@ class Family:
     norms: tuple[str, str, str, str] = ("input_layernorm", "post_attention_layernorm", "", "")
     norm_offset: float = 0.0
     window: Literal["none", "all", "by type"] = "none"
-    head_norms: Literal["none", "each", "all"] = "none"
+    qk_norm: Literal["none", "each", "all"] = "none"
     biases: Literal["by option", "none", "qkv"] = "by option"
     joined: bool = False
 
@@ -42,15 +42,15 @@ FAMILIES = {
     "llama": Family(),
     "mistral": Family(window="all", biases="none"),
     "qwen2": Family(window="by type", biases="qkv"),
-    "qwen3": Family(window="by type", head_norms="each"),
-    "qwen3_moe": Family(window="all", head_norms="each"),
+    "qwen3": Family(window="by type", qk_norm="each"),
+    "qwen3_moe": Family(window="all", qk_norm="each"),
     "granite": Family(),
     "smollm3": Family(window="by type"),
     "phi3": Family(window="all", biases="none", joined=True),
-    "olmo2": Family(("", "", "post_attention_layernorm", "post_feedforward_layernorm"), head_norms="all"),
+    "olmo2": Family(("", "", "post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="all"),
     "gemma": Family(norm_offset=1.0),
     "gemma2": Family(_AROUND, norm_offset=1.0, window="by type"),
-    "gemma3_text": Family(_AROUND, norm_offset=1.0, window="by type", head_norms="each"),
+    "gemma3_text": Family(_AROUND, norm_offset=1.0, window="by type", qk_norm="each"),
 }
 """Families by transformers' ``model_type``."""
 
@@ -76,8 +76,8 @@ def why_not(config: Any) -> str:
     kind = getattr(config, "model_type", "")
     if kind not in FAMILIES:
         return f"is of type {kind}, not {', '.join(FAMILIES)}"
-    if attends_to_later_tokens(config):
-        return "lets tokens attend to later ones"
+    if is_bidirectional(config):
+        return "has bidirectional attention"
     if _activation(config) not in ACTIVATIONS:
         return f"has the activation {_activation(config)}"
     for rope in ropes(config):
@@ -94,8 +94,8 @@ def why_not(config: Any) -> str:
     return f"rotates {wrong[0]} of {dim} numbers of each head" if wrong else ""
 
 
-def attends_to_later_tokens(config: Any) -> bool:
-    """Whether a model is no causal one, such as a Gemma 3 that embeds texts."""
+def is_bidirectional(config: Any) -> bool:
+    """Whether tokens attend to later tokens, as in a Gemma 3 that embeds texts."""
     return bool(getattr(config, "use_bidirectional_attention", False))
 
 
@@ -200,8 +200,8 @@ def _attention_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     all_biases = family.biases == "by option" and getattr(config, "attention_bias", False)
     biased = {**outputs, "o": hidden} if all_biases else outputs if family.biases == "qkv" else {}
     found |= {f"self_attn.{part}_proj.bias": (count,) for part, count in biased.items()}
-    if family.head_norms != "none":
-        each = family.head_norms == "each"
+    if family.qk_norm != "none":
+        each = family.qk_norm == "each"
         found["self_attn.q_norm.weight"] = (dim if each else queries,)
         found["self_attn.k_norm.weight"] = (dim if each else keys,)
     return found

@@ -153,7 +153,8 @@ class _Layers(Sequence[LayerWeights]):
     def __init__(self, config: Any, tensors: Mapping[str, Tensor], read: ReadWeight) -> None:
         self._config, self._tensors, self._read = config, tensors, read
         self._family = FAMILIES[config.model_type]
-        self._reach = [(window_of(config, layer), rope_of(config, layer)) for layer in range(len(self))]
+        self._windows = [window_of(config, layer) for layer in range(len(self))]
+        self._ropes = [rope_of(config, layer) for layer in range(len(self))]
 
     def __len__(self) -> int:
         return int(self._config.num_hidden_layers)
@@ -183,9 +184,8 @@ class _Layers(Sequence[LayerWeights]):
         place, family, config = f"model.layers.{number}.", self._family, self._config
         before, mlp, after, after_mlp = (self.norm(place + name) if name else None for name in family.norms)
         q_norm, k_norm = (
-            self.norm(f"{place}self_attn.{part}_norm") if family.head_norms != "none" else None for part in "qk"
+            self.norm(f"{place}self_attn.{part}_norm") if family.qk_norm != "none" else None for part in "qk"
         )
-        window, rotary = self._reach[number]
         inputs, mixture = ["qkv"] if family.joined else ["q", "k", "v"], experts_in(config, number)
         return LayerWeights(
             attention_norm=before,
@@ -198,8 +198,8 @@ class _Layers(Sequence[LayerWeights]):
             output=self.linear(place + "self_attn.o_proj"),
             dense=None if mixture else self._dense(place + "mlp."),
             experts=self._experts(place + "mlp.") if mixture else None,
-            window=window,
-            rotary=rotary,
+            window=self._windows[number],
+            rotary=self._ropes[number],
         )
 
     def _dense(self, place: str) -> DenseWeights:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cospec.errors import ModelError
-from cospec.models.families import attends_to_later_tokens, tensor_shapes
+from cospec.models.families import is_bidirectional, tensor_shapes
 from cospec.models.files.source import EMBEDDING, HEAD
 from cospec.models.hf_loading import first_line, hf_config, hf_model, model_config
 from cospec.models.hf_logging import hf_logging_off
@@ -44,8 +44,8 @@ def load_hf_weights(config: Any, recipe: Recipe, dtype: torch.dtype, without: Se
 
     if getattr(config, "is_encoder_decoder", False):
         raise hf.refusal(config, "is an encoder-decoder")
-    if attends_to_later_tokens(config):
-        raise hf.refusal(config, "lets tokens attend to later ones")
+    if is_bidirectional(config):
+        raise hf.refusal(config, "has bidirectional attention")
     merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
     try:
         loaded = torch.float32 if merged else dtype

@@ -65,7 +65,8 @@ class ArrayWriter:
         self._stream = path.open("wb")
         self._entries: dict[str, tuple[int, int, int]] = {}
         self._thread = ThreadPoolExecutor(1, "cospec-write-weights")
-        self._error: Exception | None = None
+        self._writes: list[Future[None]] = []
+        self._failed = False
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +79,7 @@ class ArrayWriter:
 
     def add(self, name: str, data: Bytes) -> None:
         """Write an array, which may not change any more."""
-        self._thread.submit(self._write, name, data)
+        self._writes.append(self._thread.submit(self._write, name, data))
 
     def finish(self, key: Mapping[str, Any], model: PackedModel) -> None:
         """Wait for the arrays of the model, describe them under a key, and close the file.
@@ -86,23 +87,21 @@ class ArrayWriter:
         Raises:
             OSError: the file has no room.
         """
-        self._thread.shutdown()
-        if self._error is not None:
-            raise self._error
+        for write in self._writes:
+            write.result()
         description = {"key": key, "facts": model.facts, "arrays": self._entries, "kept": sorted(model.kept)}
         text = json.dumps(description).encode()
         self._stream.write(text + _END.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
         self._stream.close()
 
     def _write(self, name: str, data: Bytes) -> None:
-        if self._error is not None:
+        if self._failed:
             return
-        try:
-            self._entries[name] = (self._stream.tell(), data.nbytes, checksum(data))
-            self._stream.write(data.data)
-            self._stream.write(bytes(_padded(data.nbytes) - data.nbytes))
-        except Exception as error:
-            self._error = error  # of the first array that fails; `finish` raises the error
+        self._failed = True  # unless the array is written
+        self._entries[name] = (self._stream.tell(), data.nbytes, checksum(data))
+        self._stream.write(data.data)
+        self._stream.write(bytes(_padded(data.nbytes) - data.nbytes))
+        self._failed = False
 
 
 class ArrayMemory:
