@@ -69,4 +69,5 @@ def others(cores: Collection[int], field: str = FIELD) -> list[int]:
 def keep_to(cores: Collection[int]) -> None:
     """Run all threads of this process, and those that come, on ``cores`` only."""
     for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
+        with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
+            os.sched_setaffinity(int(task.name), cores)
